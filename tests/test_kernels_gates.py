@@ -137,8 +137,6 @@ def test_what_cannot_be_is_refused():
         kernel(given[0][..., 1:], *given[1:])
     with pytest.raises(ConfigError, match=r"w must be \(12, 3\)"):
         kernel(given[0], given[1].T, *given[2:])
-    with pytest.raises(KernelError, match="takes no starts of documents"):
-        kernel(*given, starts=torch.zeros(T, B, dtype=torch.bool), backend="host")
     with pytest.raises(ConfigError, match="gru_before: backend must be auto, cuda, host or reference, not 'torch'"):
         rnn.gru_before_gates(*inputs(rnn.gru_before_gates), backend="torch")
 

@@ -1,7 +1,7 @@
 """`gru` and `lstm`, with one signature for kernels, torch's fused recurrences (cuDNN on a GPU) and the reference.
 
 T time, B batch, I width of the input, d width of the state. On a GPU, kernels of our own (`elman_core.kernels.GatesKernel`) run
-what they support: 16 bits, more than one step, one document a row. cuDNN runs the rest in the dtype of x, and everything with
+what they support: 16 bits, more than one step. cuDNN runs the rest in the dtype of x, and everything with
 ELMAN_KERNELS=off. On a CPU 16-bit inputs are computed in float32. The states that go in and out stay float32 (or float64).
 """
 
@@ -59,14 +59,14 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """(y (T, B, d), hT (B, d)), as `gru_reference`; three weights are the form that no library has fused."""
     if len(weights) == 3:
-        if starts_TB is not None or not _has_kernel(gru_before_gates, x_TBI, weights):
+        if not _has_kernel(gru_before_gates, x_TBI, weights, starts_TB):
             return gru_reference(x_TBI, weights, h0_Bd, mask_TB, starts_TB)
         w_ih, w_hh, b_ih = weights
-        y_TBd, h_Bd = gru_before_gates(_linear(x_TBI, w_ih, b_ih), w_hh, None, h0_Bd, mask=mask_TB)
+        y_TBd, h_Bd = gru_before_gates(_linear(x_TBI, w_ih, b_ih), w_hh, None, h0_Bd, mask=mask_TB, starts=starts_TB)
         return y_TBd, h_Bd
-    if starts_TB is None and _has_kernel(gru_gates, x_TBI, weights):
+    if _has_kernel(gru_gates, x_TBI, weights, starts_TB):
         w_ih, w_hh, b_ih, b_hh = weights
-        y_TBd, h_Bd = gru_gates(_linear(x_TBI, w_ih, b_ih), w_hh, b_hh, h0_Bd, mask=mask_TB)
+        y_TBd, h_Bd = gru_gates(_linear(x_TBI, w_ih, b_ih), w_hh, b_hh, h0_Bd, mask=mask_TB, starts=starts_TB)
         return y_TBd, h_Bd
     y_TBd, h_Bd = _fused(torch.gru, x_TBI, weights, (h0_Bd,), mask_TB, starts_TB)
     return y_TBd, h_Bd
@@ -81,17 +81,19 @@ def lstm(
     starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), hT (B, d), cT (B, d)), as `lstm_reference`."""
-    if starts_TB is None and _has_kernel(lstm_gates, x_TBI, weights):
+    if _has_kernel(lstm_gates, x_TBI, weights, starts_TB):
         w_ih, w_hh, b_ih, b_hh = weights  # both biases are added to the same sums
-        y_TBd, h_Bd, c_Bd = lstm_gates(_linear(x_TBI, w_ih), w_hh, b_ih + b_hh, h0_Bd, c0_Bd, mask=mask_TB)
+        given = (_linear(x_TBI, w_ih), w_hh, b_ih + b_hh, h0_Bd, c0_Bd)
+        y_TBd, h_Bd, c_Bd = lstm_gates(*given, mask=mask_TB, starts=starts_TB)
         return y_TBd, h_Bd, c_Bd
     y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB, starts_TB)
     return y_TBd, h_Bd, c_Bd
 
 
-def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights) -> bool:
+def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights, starts_TB: Tensor | None) -> bool:
     width = weights[1].shape[1]
-    return x_TBI.shape[0] > 1 and kernel.supports(x_TBI.device, x_TBI.dtype, width) and kernel.takes(x_TBI, width)
+    supported = x_TBI.shape[0] > 1 and kernel.supports(x_TBI.device, x_TBI.dtype, width)
+    return supported and kernel.takes(x_TBI, width, starts_TB is not None)
 
 
 def _linear(x_TBI: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

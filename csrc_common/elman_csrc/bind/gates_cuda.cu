@@ -1,6 +1,6 @@
 // Gated cells on the GPU as one module: one cell, 16-bit storage type and width. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
-//   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together
+//   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together  -DELMAN_PACKED=0 | 1: whether calls have starts of documents
 // The interface is that of gates_call.h.
 #include <elman/gates_call.h>
 #include <elman/stages.cuh>
@@ -15,6 +15,7 @@
 #define ELMAN_DTYPE 2
 #define ELMAN_WIDTH 512
 #define ELMAN_TILES 1
+#define ELMAN_PACKED 0
 #endif
 
 namespace {
@@ -22,6 +23,7 @@ namespace {
 using Cell = ELMAN_CELL;
 using Elem = elman::Stored<ELMAN_DTYPE>;
 using elman::at;
+constexpr bool packed = ELMAN_PACKED;
 constexpr int d = ELMAN_WIDTH, N = ELMAN_TILES, S = Cell::staged ? 1 : 2, parts = d / elman::gates::kOwned;
 static_assert(d % (S * elman::gates::kOwned) == 0, "clusters share channels evenly");
 
@@ -36,8 +38,8 @@ const char* said(cudaError_t status, const char* what) {
 template <bool masked, bool backward>
 struct Kernel {
   static constexpr auto chosen() {
-    if constexpr (Cell::staged) return elman::gates::stages_kernel<Cell, Elem, d, N, masked, backward>;
-    else return elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, backward>;
+    if constexpr (Cell::staged) return elman::gates::stages_kernel<Cell, Elem, d, N, masked, packed, backward>;
+    else return elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, packed, backward>;
   }
   static constexpr int shared_bytes() {
     if constexpr (Cell::staged) return elman::gates::Stages<Cell, Elem, d, N, backward>::bytes;
@@ -85,10 +87,12 @@ cudaError_t launch(elman::gates::GatesArgs<Elem> g, int groups, cudaStream_t str
 template <bool backward>
 const char* run(const GatesCall& call) {
   if (call.width != d) return "this module was compiled for another width";
+  if (packed != (call.starts != 0)) return "this module was compiled for calls with starts of documents, or for calls without";
   elman::gates::GatesArgs<Elem> g{};
   const CallView& main = backward ? call.gy : call.u;
   g.w = at<const Elem>(call.w), g.main = at<const Elem>(main.address), g.main_t = main.t, g.main_b = main.b;
   g.bias = at<const float>(call.b), g.mask = at<const unsigned char>(call.mask);
+  g.starts = at<const unsigned char>(call.starts);
   g.h0 = at<const float>(backward ? call.g_last : call.h0), g.h1 = at<float>(backward ? call.dh0 : call.last);
   if (Cell::memory) g.s0 = g.h0 + call.batch * d, g.s1 = g.h1 + call.batch * d;
   g.history = at<Elem>(call.history), g.kept = at<Elem>(call.kept), g.memory = at<Elem>(call.memory);

@@ -26,9 +26,11 @@ OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a 
 
 
 def extension(
-    cell: GatesCell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8
-) -> Extension:
-    """What is compiled for a cell: one module for the CPU; for a GPU one for each dtype, width and 8 or 16 rows.
+    cell: GatesCell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8,
+    packed: bool = False,
+) -> Extension:  # fmt: skip
+    """What is compiled for a cell: one module for the CPU; for a GPU one for each dtype, width and 8 or 16 rows. packed: for
+    calls with starts of documents.
 
     Raises:
         KernelError: the sources are not installed, or no kernel has this dtype or width.
@@ -45,10 +47,9 @@ def extension(
             f"{cell.name}: its kernels take widths that are multiples of {STEP} up to {WIDEST}, not {width}"
         )
     tiles = 1 if rows <= 8 else 2
-    name += f"_{str(dtype).removeprefix('torch.')}_{width}_{tiles}"
-    return build.shipped(
-        name, "gates_cuda.cu", cell.header, declared=declared, CELL=cell.type, DTYPE=dtype, WIDTH=width, TILES=tiles
-    )
+    name += f"_{str(dtype).removeprefix('torch.')}_{width}_{tiles}" + "_packed" * packed
+    sizes: dict[str, Any] = {"DTYPE": dtype, "WIDTH": width, "TILES": tiles, "PACKED": int(packed)}
+    return build.shipped(name, "gates_cuda.cu", cell.header, declared=declared, CELL=cell.type, **sizes)
 
 
 @constant_when_compiled
@@ -63,11 +64,13 @@ def rows_of(batch: int, groups: int) -> int:
 
 
 @cache
-def settled(cell: GatesCell, dtype: torch.dtype, batch: int, width: int, index: int | None) -> tuple[Any, int, int]:
+def settled(
+    cell: GatesCell, dtype: torch.dtype, batch: int, width: int, index: int | None, packed: bool
+) -> tuple[Any, int, int]:
     """The module for a problem on the current GPU, the rows of a group, and the number of groups that run together.
 
     Args:
-        index: of the GPU; None for the emulated one.
+        index: of the GPU; None for the emulated one. packed: whether documents start inside rows.
 
     Raises:
         KernelError: not supported, it cannot be built, or the GPU does not hold W.
@@ -80,7 +83,7 @@ def settled(cell: GatesCell, dtype: torch.dtype, batch: int, width: int, index: 
     groups = found.processors // ceil(width / OWNED)
     while groups:
         rows = rows_of(batch, groups)
-        module = launch.opened(extension(cell, "cuda", dtype, width, rows), FAMILY, index is None)
+        module = launch.opened(extension(cell, "cuda", dtype, width, rows, packed), FAMILY, index is None)
         held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
@@ -97,7 +100,8 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
     main, width = given["u" if function == "forward" else "gy"], given["w"].shape[1]
     with launch.on(main):
         if values["backend"] == "cuda":
-            module, rows, groups = settled(cell, main.dtype, main.shape[1], width, main.device.index)
+            packed = given.get("starts") is not None
+            module, rows, groups = settled(cell, main.dtype, main.shape[1], width, main.device.index, packed)
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
         elif main.dtype in (torch.float32, torch.float64):

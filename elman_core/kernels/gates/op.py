@@ -100,8 +100,7 @@ class GatesKernel(Compiled):
             w_Gd: W, gate below gate. b_G: the bias of the products, if any.
             states: the states before the first step, (B, d) each.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
-            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not. So far only plain PyTorch
-                does this; on a GPU, one warning says so.
+            starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
             backend: "auto" or one from the module's docstring.
 
         Returns:
@@ -119,10 +118,8 @@ class GatesKernel(Compiled):
         if spare:
             u_TBG, mask, starts = with_spare(spare, 1, u_TBG, mask, starts)
             given = (u_TBG, w_Gd, b_G, *with_spare(spare, 0, *states), mask, starts)
-        problem = lambda: map(int, (u_TBG.shape[1], w_Gd.shape[1]))  # noqa: E731
-        backend = choose(
-            self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", starts
-        )
+        problem = lambda: (int(u_TBG.shape[1]), int(w_Gd.shape[1]), starts is not None)  # noqa: E731
+        backend = choose(self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference")
         y_TBd, last_SBd = self._operator(*given, backend=backend)
         return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
@@ -132,10 +129,11 @@ class GatesKernel(Compiled):
         sizes = dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
         return sizes and (device.type == "meta" or (device.type == "cuda" and native.is_capable(device.index)))
 
-    def takes(self, like: Tensor, width: int) -> bool:
-        """Whether a kernel runs rows of `like` (T, B, …) at this width. Compiles and verifies it at the first use of a size."""
+    def takes(self, like: Tensor, width: int, packed: bool = False) -> bool:
+        """Whether a kernel runs rows of `like` (T, B, …) at this width; packed: with starts of documents. Compiles and verifies
+        it at the first use of a size."""
         # Sizes become numbers: a compiled function is compiled again for another batch or width.
-        return launches(like) and runs(self.name, like, int(like.shape[1]), int(width))
+        return launches(like) and runs(self.name, like, int(like.shape[1]), int(width), packed)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
@@ -152,22 +150,23 @@ class GatesKernel(Compiled):
 
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
-        return in_words(self.name, device, plain, lambda _rows, d: d == width)
+        return in_words(self.name, device, plain, lambda _rows, d, _packed: d == width)
 
-    def prepare(self, dtype: torch.dtype, rows: int, width: int) -> str:
-        _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device())
+    def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool) -> str:
+        _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device(), packed)
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
-    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int) -> Sequence[Extension]:
-        return self._builds("cuda", arch, [width], [dtype])
+    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool) -> Sequence[Extension]:
+        return self._builds("cuda", arch, [width], [dtype], packed)
 
     def _builds(
-        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype]
+        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False
     ) -> list[Extension]:
         if target == "host":
             return [native.extension(self.cell, "host")]
         sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
-        return [native.extension(self.cell, target, *size) for size in sizes]
+        return [native.extension(self.cell, target, *size, packed) for size in sizes]
 
-    def cases(self, dtype: torch.dtype, rows: int, width: int) -> Sequence[Case]:
-        return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype)]
+    def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool) -> Sequence[Case]:
+        words = {"packed": True} if packed else {}
+        return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype, **words)]

@@ -67,9 +67,11 @@ PROBLEMS: dict[Any, Problems] = {
         (torch.float64, torch.float32),
         named=(
             ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((8, 2, 6), "strided"), ((9, 4, 7), "masked strided"), ((33, 2, 3), "bare"),
+            ((9, 3, 5), "masked packed"),
         ),
         large=(((2048, 1, 8), ""),),
         values={"T": (1, 2, 50), "B": (1, 5, 33), "d": (2, 3, 4)},
+        words="masked strided bare packed",
         count=12,
         wide=8,
     ),
@@ -78,10 +80,14 @@ PROBLEMS: dict[Any, Problems] = {
         (torch.bfloat16, torch.float16),
         named=(
             ((1, 3, 64), ""), ((17, 3, 512), "masked"), ((33, 32, 768), "masked strided"), ((64, 32, 1024), ""),
-            ((65, 70, 256), "strided"), ((129, 32, 512), "bare"),
+            ((65, 70, 256), "strided"), ((129, 32, 512), "bare"), ((40, 19, 256), "masked packed"),
         ),
         large=(((2048, 8, 256), ""),),
         values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
+        words="masked strided bare packed",
     ),
 }  # fmt: skip
-EMULATED = (Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True), Case.of("TBd", (3, 11, 64), torch.bfloat16))
+EMULATED = (
+    Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True, packed=True),
+    Case.of("TBd", (3, 11, 64), torch.bfloat16),
+)

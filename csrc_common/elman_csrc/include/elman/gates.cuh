@@ -11,6 +11,9 @@
 //
 // The state (dp in the backward) is exchanged through L2 as in dense.cuh: its tensor holds a sentinel NaN some steps ahead, and readers
 // poll until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
+//
+// packed: documents start inside rows. The word before such a step is 0 instead of h, so the product there, and what the history gives to the
+// backward and to the gradient of W, need no test. Going back, what arrives before the step is dropped.
 #pragma once
 
 #include "dense_exchange.cuh"
@@ -35,6 +38,7 @@ struct GatesArgs {
   int T, B, rows, first_tile;
   int* error;
   unsigned long long timeout_ns;
+  const unsigned char* starts;  // [T,B], 1 = the states are 0 before the step; read if packed
 };
 
 // A block's part of the matrix, in registers. eight(row, column): eight numbers of a row of the part, from that column on.
@@ -86,7 +90,7 @@ __device__ __forceinline__ void store(Elem* p, float x) {
   __stcs(reinterpret_cast<unsigned short*>(p), static_cast<unsigned short>(Storage<Elem>::pack(two)));
 }
 
-template <class Cell, class Elem, int d, int S, int N, bool masked, bool backward>
+template <class Cell, class Elem, int d, int S, int N, bool masked, bool packed, bool backward>
 __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constant__ GatesArgs<Elem> g) {
   using L = Layout<Cell, Elem, d, S, N, backward>;
   using P = typename L::Product;
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     for (int i = 0; i < KC; ++i) {
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        if (wanted & 1u << i)
+        if (wanted & 1u << i && !(packed && g.starts[row0 + min(P::row(lane, n), rows - 1)]))
           piece[i][n] = dense::rounded<Elem>(g.h0 + static_cast<size_t>(row0 + min(P::row(lane, n), rows - 1)) * d + first_column +
                                              i * kChunk);
       product.add(i, piece[i], nullptr);
@@ -193,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   constexpr int inputs = backward ? kept + 3 : k;
   struct Inputs {
     unsigned short v[inputs];  // u; or kept, gy, h and s before the step
-    unsigned char live;
+    unsigned char live, fresh;
   };
   auto fetch = [&](int s) {
     Inputs in{};
@@ -212,6 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       for (int q = 0; q < k; ++q) in.v[q] = read(main_at + t * g.main_t + q * d);
     }
     if (masked) in.live = g.mask[static_cast<size_t>(t) * g.B + row0 + row];
+    if (packed) in.fresh = g.starts[static_cast<size_t>(t) * g.B + row0 + row];
     return in;
   };
 
@@ -222,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     if constexpr (backward) {
       if (Cell::memory) s_new = load(g.memory + g.T * plane + place);
     } else {
-      store(g.history + place, h);
+      store(g.history + place, packed && g.starts[row0 + row] ? 0.f : h);
       if (Cell::memory && g.memory) store(g.memory + place, s_now);
       if (g.bias)
 #pragma unroll
@@ -253,6 +258,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
     for (int q = 0; q < k; ++q) dbias[q * kThreads] = 0.f;
   Inputs next = fetch(0), after = fetch(1);
+  bool dropped = false;  // backward: a document starts at the step whose product arrives
   int summed = static_cast<int>(clock64());
   const int iterations = backward ? g.T + 1 : g.T;
   for (int s = 0; s < iterations; ++s) {
@@ -274,11 +280,14 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     float x[inputs];
 #pragma unroll
     for (int n = 0; n < inputs; ++n) x[n] = widened<Elem>(in.v[n]);
+    const bool fresh = packed && in.fresh;
+    if (!backward && fresh) h = s_now = 0.f;
     GatesGrad<float, k> constant, slope;
     if constexpr (backward) {
       if (s < g.T && live) h += x[kept];  // gy
-      constant = Cell::template backward<Math, float>(h, s_now, x, x[kept + 1], x[kept + 2], s_new);
-      slope = Cell::template backward<Math, float>(1.f, 0.f, x, x[kept + 1], x[kept + 2], s_new);
+      const float s_before = fresh ? 0.f : x[kept + 2];
+      constant = Cell::template backward<Math, float>(h, s_now, x, x[kept + 1], s_before, s_new);
+      slope = Cell::template backward<Math, float>(1.f, 0.f, x, x[kept + 1], s_before, s_new);
     } else {
 #pragma unroll
       for (int q = 0; q < k; ++q) ptx::pin(x[q]);
@@ -337,6 +346,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
             ptx::load_shared(v, arrived + half + r * 8 * N * kOwned * 4);
             sum[0] += v[0];
           }
+        if (dropped) sum[0] = 0.f;
         if (timeout.lost) sum[0] = __int_as_float(0x7fffffff);
       } else if (mine) {
 #pragma unroll
@@ -371,11 +381,13 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       h = live ? constant.dh + sum[0] * slope.dh : h + sum[0];
       if (live) s_now = constant.ds + sum[0] * slope.ds;
       s_new = x[kept + 2];
+      if (fresh) h = s_now = 0.f;
+      dropped = fresh;
     } else {
       float keep[kept];
       const GatesState<float> made = Cell::template forward<Math, float>(sum, x, h, s_now, keep);
       if (live) h = made.h, s_now = made.s;
-      const float other = __shfl_xor_sync(~0u, h, 1), two[2] = {h, other};
+      const float sent = packed && next.fresh ? 0.f : h, other = __shfl_xor_sync(~0u, sent, 1), two[2] = {sent, other};
       if (mine) {
         if (!odd) ptx::store_relaxed(publish_at, Storage<Elem>::pack(two));
         store(g.y + at - plane, live ? h : 0.f);

@@ -16,6 +16,7 @@ struct GatesHost {
     return at<T>(address) + (t * B + b) * n * d;
   }
   const T* view(const CallView& x, std::int64_t t, std::int64_t b) const { return at<const T>(x.address) + t * x.t + b * x.b; }
+  bool begins(std::int64_t t, std::int64_t b) const { return call.starts && at<const unsigned char>(call.starts)[t * B + b]; }
   bool held(std::int64_t t, std::int64_t b) const { return call.mask && at<const unsigned char>(call.mask)[t * B + b] == 0; }
 
   void forward() const {
@@ -27,7 +28,11 @@ struct GatesHost {
         if (Cell::memory && call.memory) plane(call.memory, 0, b)[i] = plane(call.h0, 1, b)[i];
       }
     for (std::int64_t t = 0; t < call.steps; ++t)
-      for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t b = 0; b < B; ++b) {
+        for (std::int64_t i = 0; begins(t, b) && i < d; ++i) {
+          plane(call.history, t, b)[i] = T(0);
+          if (Cell::memory) plane(call.last, 1, b)[i] = T(0);
+        }
         for (std::int64_t n = 0; n < (Cell::staged ? 2 : 1) * d; ++n) {
           const std::int64_t i = n % d;
           const bool inner = Cell::staged && n < d;  // first of all channels: the last product is of it
@@ -55,6 +60,7 @@ struct GatesHost {
           for (int n = 0; n < kept; ++n) plane(call.kept, t, b, kept)[n * d + i] = keep[n];
           if (s) plane(call.memory, t + 1, b)[i] = *s;
         }
+      }
     for (std::int64_t b = 0; b < B; ++b)
       for (std::int64_t i = 0; i < d; ++i) {
         plane(call.last, 0, b)[i] = plane(call.history, call.steps, b)[i];
@@ -78,7 +84,7 @@ struct GatesHost {
           T keep[kept > 0 ? kept : 1] = {};
           for (int n = 0; n < kept; ++n) keep[n] = plane(call.kept, t, b, kept)[n * d + i];
           T* const gs = Cell::memory ? plane(call.dh0, 1, b) + i : nullptr;
-          const T s = gs ? plane(call.memory, t, b)[i] : T(0), s_new = gs ? plane(call.memory, t + 1, b)[i] : T(0);
+          const T s = gs && !begins(t, b) ? plane(call.memory, t, b)[i] : T(0), s_new = gs ? plane(call.memory, t + 1, b)[i] : T(0);
           const auto grad = Cell::template backward<Exact>(gh[i] + view(call.gy, t, b)[i], gs ? *gs : T(0), keep,
                                                            plane(call.history, t, b)[i], s, s_new);
           for (int q = 0; q < k; ++q) {
@@ -104,6 +110,10 @@ struct GatesHost {
             gh[j] += more.dh;
           }
         for (std::int64_t j = 0; live && j < d; ++j) gh[j] = T(gh[j] + product(j, 0, (Cell::staged ? k - 1 : k) * d));
+        for (std::int64_t i = 0; begins(t, b) && i < d; ++i) {
+          gh[i] = T(0);
+          if (Cell::memory) plane(call.dh0, 1, b)[i] = T(0);
+        }
       }
   }
 };

@@ -88,7 +88,7 @@ struct Stages {
   static constexpr int bytes = First::bytes + Second::bytes;
 };
 
-template <class Cell, class Elem, int d, int N, bool masked, bool backward>
+template <class Cell, class Elem, int d, int N, bool masked, bool packed, bool backward>
 __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_constant__ GatesArgs<Elem> g) {
   using L = Stages<Cell, Elem, d, N, backward>;
   using Math = typename Storage<Elem>::Math;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
   const size_t own = place(0, row, d) + channel;
   float h = mine ? g.h0[own] : 0.f, bias[k] = {}, dbias[k] = {};
   if (!backward && mine) {
-    store(g.history + own, h);
+    store(g.history + own, packed && g.starts[row0 + row] ? 0.f : h);
     if (g.bias)
 #pragma unroll
       for (int q = 0; q < k; ++q) bias[q] = g.bias[q * d + channel];
@@ -136,13 +136,14 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
   constexpr int inputs = backward ? kept + 2 : k;
   struct Inputs {
     float v[inputs];  // u; or kept, h before the step and gy
-    bool live;
+    bool live, fresh;
   };
   auto fetch = [&](int s) {
     Inputs in{};
     if (!mine || s >= g.T) return in;
     const int t = backward ? g.T - 1 - s : s;
     in.live = !masked || g.mask[static_cast<size_t>(t) * g.B + row0 + row];
+    in.fresh = packed && g.starts[static_cast<size_t>(t) * g.B + row0 + row];
     if constexpr (backward) {
 #pragma unroll
       for (int n = 0; n < kept; ++n) in.v[n] = load(g.kept + place(t, row, kept * d) + n * d + channel);
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
     const Inputs in = next;
     next = fetch(s + 1);
     const float* const x = in.v;
-    const bool live = in.live;
+    const bool live = in.live, fresh = packed && in.fresh;
     if constexpr (backward) {
       const float before = x[kept];
       if (live) h += x[kept + 1];
@@ -181,17 +182,19 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
       h = live ? grad.dh + more.dh : grad.dh;
       second.multiply([&](int r) { return g.dp + place(t, r, k * d); }, nullptr, rows, summed, timeout);
       h += second.sum(0, mine);
+      if (fresh) h = 0.f;
     } else {
       float p[k] = {}, keep[kept];
+      if (fresh) h = 0.f;
       first.multiply([&](int r) { return g.history + place(t, r, d); }, s ? nullptr : g.h0 + place(0, 0, d), rows, summed, timeout);
 #pragma unroll
-      for (int q = 0; q < k - 1; ++q) p[q] = first.sum(q, mine) + bias[q];
+      for (int q = 0; q < k - 1; ++q) p[q] = (fresh ? 0.f : first.sum(q, mine)) + bias[q];
       publish(g.memory + place(t, row, d) + channel, Cell::template inner<Math, float>(p, x, h));
       second.multiply([&](int r) { return g.memory + place(t, r, d); }, nullptr, rows, summed, timeout);
       p[k - 1] = second.sum(0, mine) + bias[k - 1];
       const auto made = Cell::template forward<Math, float>(p, x, h, 0.f, keep);
       if (live) h = made.h;
-      publish(g.history + place(t + 1, row, d) + channel, h);
+      publish(g.history + place(t + 1, row, d) + channel, packed && next.fresh ? 0.f : h);
       if (!mine) continue;
       store(g.y + place(t, row, d) + channel, live ? h : 0.f);
       if (g.kept)
