@@ -79,9 +79,9 @@ def test_one_source_is_what_it_was_before_there_were_several(files):
         assert (text.path, text.fingerprint()) == (str(files[0]), file.fingerprint())
 
 
-@pytest.mark.parametrize("sampling", ["random", "tbptt"])
-def test_a_run_on_a_mixture_resumes_to_the_bit_and_scores_every_source(sampling, files, tmp_path, capsys):
-    sets = (f"data.sampling={sampling}", "train.save_every=3")
+@pytest.mark.parametrize("reading", ["sampling=random", "sampling=tbptt", "documents=pack"])
+def test_a_run_on_a_mixture_resumes_to_the_bit_and_scores_every_source(reading, files, tmp_path, capsys):
+    sets = (f"data.{reading}", "train.save_every=3")
     whole = start(mixed(files, *sets), tmp_path / "whole", quiet=True)
     whole.fit()
     broken = start(mixed(files, *sets), tmp_path / "broken", quiet=True)

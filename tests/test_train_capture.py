@@ -35,6 +35,13 @@ SETTINGS = {
     "muon": ("train.optimizer=muon",),
     "schedulefree, evaluating": ("train.optimizer=schedulefree", "model.options.dropout=0.3", "train.eval_every=3"),
     "tbptt, accumulating": ("data.sampling=tbptt", "train.accumulate=2", "train.batch_size=8", "train.chunk_size=100"),
+    "documents in tbptt": (
+        "data.sampling=tbptt",
+        "data.documents=reset",
+        "model.variant=e88",
+        "model.options.n_state=4",
+    ),
+    "rows of documents": ("data.documents=pack", "train.chunk_size=50", "train.accumulate=2", "model.variant=e1"),
     "saving and evaluating": ("train.save_every=2", "train.eval_every=3"),
     "e1": ("model.variant=e1", "data.sampling=tbptt"),
     "e88": ("model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4", "data.sampling=tbptt"),
@@ -194,8 +201,7 @@ def test_auto_is_a_graph_on_a_gpu_and_says_what_stands_against_it(text, tmp_path
     assert mode(torch.device("cpu")) == ("eager", "no CUDA graphs on cpu")
     assert mode(CUDA, "train.launch=eager") == ("eager", "asked for")
     assert mode(CUDA, "train.launch=compile+graph")[0] == "compile+graph"
-    cut = mode(CUDA, "data.sampling=tbptt", "data.documents=reset")
-    assert cut == ("eager", "data.documents='reset' cuts each window at other places")
+    assert mode(CUDA, "data.sampling=tbptt", "data.documents=reset")[0] == "graph"
     assert mode(CUDA, "train.gradient_checkpointing=true")[0] == "eager"
     assert mode(CUDA, "data.sampling=tbptt")[0] == "graph"
     assert mode(CUDA, "train.optimizer=schedulefree")[0] == "graph"

@@ -79,6 +79,7 @@ CASES = {
     "accumulated, recomputed": (2, ("train.accumulate=2", "train.gradient_checkpointing=true", "train.loss_chunk=5")),
     "summed after the backward": (2, ("train.accumulate=2",)),  # as a captured step does
     "carried": (2, ("data.sampling=tbptt", "data.documents=reset")),
+    "rows of documents": (4, ("data.documents=pack", "train.chunk_size=50", "train.launch=eager")),
     "muon": (2, ("train.optimizer=muon", "train.lr=3e-4")),  # at 1e-2 rounding to bfloat16 adds up to 6e-5
     "schedule-free": (2, ("train.optimizer=schedulefree",)),
     "sharded, recomputed": (
@@ -102,6 +103,9 @@ def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
     assert ended.out[1:] == [""] * (ranks - 1)  # one of them speaks
     one, several = tmp_path / "one", tmp_path / "several"
     assert losses(several) == pytest.approx(losses(one), abs=2e-5)
+    if "documents" in case:
+        assert [m["fill"] for m in metrics(several)] == [m["fill"] for m in metrics(one)]
+        assert [m["bytes_seen"] for m in metrics(several)] == [m["bytes_seen"] for m in metrics(one)]
     norms = [[m["grad_norm"] for m in metrics(run)] for run in (one, several)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     scores = [[m["bits_per_byte"] for m in metrics(run, "evaluation")] for run in (one, several)]

@@ -28,6 +28,7 @@ CASES = {
     "muon": ("train.optimizer=muon",),
     "schedule_free": ("train.optimizer=schedulefree", "train.eval_every=7"),
     "tbptt": ("data.sampling=tbptt", "data.documents=reset", "train.accumulate=2"),
+    "documents in rows": ("data.documents=pack", "train.chunk_size=50", "train.accumulate=2"),
     "stream": ("data.sampling=stream", "train.schedule=wsd"),
     "checkpointed": ("train.gradient_checkpointing=true", "train.loss_chunk=5"),
     "gated_matrix": ("model.variant=e88", "model.options.n_heads=2", "model.options.n_state=4"),
@@ -47,6 +48,15 @@ def test_stopped_and_resumed_equals_straight_bit_for_bit(case, text, tmp_path, s
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
     assert metrics(tmp_path / "stopped", "evaluation") == metrics(tmp_path / "straight", "evaluation")
     assert_same_bits(straight.checkpoint, resumed.checkpoint)
+
+
+def test_a_run_whose_windows_were_cut_at_documents_says_that_they_no_longer_are(text, tmp_path, capsys):
+    trainer = start(settings(text, "train.steps=2", *CASES["tbptt"]), tmp_path / "run", quiet=True)
+    trainer.folder.manifest.pop("documents")
+    trainer.fit()
+    for said in (True, False):
+        resume(tmp_path / "run", steps="+1").fit()
+        assert ("windows are no longer cut where documents begin" in capsys.readouterr().out) == said
 
 
 def test_an_evaluation_that_a_signal_ended_is_made_up(text, tmp_path, monkeypatch):

@@ -104,7 +104,7 @@ def test_a_reset_row_is_as_if_its_document_stood_alone(model, tokens):
     with torch.no_grad():
         carried = forward_loss(model, tokens[:, :-1], tokens[:, 1:], return_states=True)
         got = forward_loss(
-            model, tokens[:, :-1], tokens[:, 1:], states=carried.states, fresh_BT=fresh, return_states=True
+            model, tokens[:, :-1], tokens[:, 1:], states=carried.states, starts_BT=fresh, return_states=True
         ).logits
 
         def alone(row, first, end, states=None):

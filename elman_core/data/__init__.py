@@ -4,12 +4,13 @@ from .bytes import SEPARATOR, ByteFile
 from .corpus import standard_library_corpus
 from .counter import hash_u64, uniform
 from .packed import PackedFile, open_file
+from .rows import PackedRows
 from .sampling import SAMPLINGS, TrainingWindows, heldout_offsets, heldout_windows, windows_at
 from .source import Batch, Heldout, Mixture, Source, combined, dealt
 from .split import Split, all_held_out, split
 
 __all__ = [
-    "SAMPLINGS", "SEPARATOR", "Batch", "ByteFile", "Heldout", "Mixture", "PackedFile", "Source", "Split", "TrainingWindows",
-    "all_held_out", "combined", "dealt", "hash_u64", "heldout_offsets", "heldout_windows", "open_file", "split",
-    "standard_library_corpus", "uniform", "windows_at",
+    "SAMPLINGS", "SEPARATOR", "Batch", "ByteFile", "Heldout", "Mixture", "PackedFile", "PackedRows", "Source", "Split",
+    "TrainingWindows", "all_held_out", "combined", "dealt", "hash_u64", "heldout_offsets", "heldout_windows", "open_file",
+    "split", "standard_library_corpus", "uniform", "windows_at",
 ]  # fmt: skip

@@ -65,6 +65,7 @@ class ByteFile:
         DataError: missing, not a regular file, unreadable, empty, or no text, as gzip, Parquet, images and others are.
     """
 
+    dtype = np.dtype(np.uint8)
     unit, vocab_size, separator, tokenizer, bytes_per_token, chat_template = "bytes", 256, SEPARATOR, None, 1.0, None
 
     def __init__(self, path: str | os.PathLike[str], packed: bool = False) -> None:
@@ -118,6 +119,13 @@ class ByteFile:
 
     def counts(self, _offsets_R: NDArray[np.int64], _length: int) -> None:
         """The loss mask of windows of targets: every byte counts."""
+
+    def ends(self) -> NDArray[np.int64]:
+        """Where each document ends, as `PackedFile.ends`. Reads the whole file."""
+        step = 1 << 24
+        found = [np.flatnonzero(self.read(at, step) == SEPARATOR) + at + 1 for at in range(0, self.size, step)]
+        ends = np.concatenate(found)
+        return ends if len(ends) and ends[-1] == self.size else np.append(ends, self.size)
 
     def fingerprint(self) -> dict[str, int | str]:
         """Size and a BLAKE2 hash of 64 blocks of 4 KiB: the first, the last, and others at hashed places."""

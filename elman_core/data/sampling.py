@@ -65,7 +65,22 @@ class StreamSampler:
         return self.firsts[run] + (window - before) * self.length, (window == before) | (turn == 0)
 
 
-class TrainingWindows(Source):
+class FileSource(Source):
+    """Rows of the training text of a file. `parts`: its split."""
+
+    def __init__(self, file: ByteFile | PackedFile, parts: Split, length: int, rows: int, seed: int) -> None:
+        super().__init__(length, rows, seed)
+        self.file, self.parts = file, parts
+        self.name = str(file.path)
+        self.vocab_size, self.separator, self.tokenizer = file.vocab_size, file.separator, file.tokenizer
+        self.bytes_per_token, self.chat_template = file.bytes_per_token, file.chat_template
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.file.size:,} {self.file.unit}, {self.parts.in_words}"
+
+
+class TrainingWindows(FileSource):
     """The training windows of a file: `batch(step)` gives the same tokens whenever and wherever it is asked.
 
     Args:
@@ -80,13 +95,9 @@ class TrainingWindows(Source):
     def __init__(
         self, file: ByteFile | PackedFile, parts: Split, length: int, rows: int, seed: int, sampling: str = "random"
     ) -> None:
-        super().__init__(length, rows, seed)
+        super().__init__(file, parts, length, rows, seed)
         if sampling not in SAMPLINGS:
             raise ConfigError(f"data.sampling must be one of {', '.join(SAMPLINGS)}, not {sampling!r}")
-        self.file, self.parts = file, parts
-        self.name = str(file.path)
-        self.vocab_size, self.separator, self.tokenizer = file.vocab_size, file.separator, file.tokenizer
-        self.bytes_per_token, self.chat_template = file.bytes_per_token, file.chat_template
         self.sampler: RandomSampler | StreamSampler = (
             RandomSampler(parts.training_runs, length, seed)
             if sampling == "random"
@@ -98,10 +109,6 @@ class TrainingWindows(Source):
 
     def origin(self, step: int) -> dict[str, list[int]]:
         return {"offsets": self.sampler.place(step, np.arange(self.rows))[0].tolist()}
-
-    @property
-    def in_words(self) -> str:
-        return f"{self.file.size:,} {self.file.unit}, {self.parts.in_words}"
 
 
 def windows_at(file: ByteFile | PackedFile, offsets: NDArray[np.int64], fresh: NDArray[np.bool_], length: int) -> Batch:

@@ -34,7 +34,9 @@ class Batch:
         fresh: (R,), bool: rows that do not continue where the same row of the previous step ended.
         targets: (R, T), any unsigned dtype; None: the next tokens.
         counts: (R, T), bool: the loss mask, True for the targets that count; None: all. A source gives a mask always or never,
-            and targets likewise.
+            and likewise all that follows or none of it.
+        starts: (R, T), bool: where documents begin, each read from the initial state; None: where `fresh` says.
+        filled: (R,), integers: the inputs at the front of each row that are no filling; None: all.
     """
 
     tokens: Tokens
@@ -42,6 +44,8 @@ class Batch:
     fresh: NDArray[np.bool_]
     targets: Tokens | None = None
     counts: NDArray[np.bool_] | None = None
+    starts: NDArray[np.bool_] | None = None
+    filled: NDArray[np.integer] | None = None
 
 
 @dataclass(frozen=True)
@@ -162,31 +166,29 @@ class Mixture(Source):
         # A recorded step needs arrays of the same kinds in every batch, whichever sources its rows come from.
         first = [s.read(0, np.arange(1)) for s in sources]
         self.dtype = np.result_type(*(b.tokens.dtype for b in first))
-        self.labelled, self.masked = (any(getattr(b, k) is not None for b in first) for k in ("targets", "counts"))
+        names = ("targets", "counts", "starts", "filled")
+        self.given = {name for name in names if any(getattr(b, name) is not None for b in first)}
 
     def read(self, step: int, rows: Rows) -> Batch:
         which, own = self._drawn(step, rows)
-        width = self.length + (not self.labelled)
-        whole = Batch(
-            np.empty((len(rows), width), self.dtype),
-            np.empty(len(rows), np.int64),
-            np.empty(len(rows), bool),
-            np.empty((len(rows), self.length), self.dtype) if self.labelled else None,
-            np.ones((len(rows), self.length), bool) if self.masked else None,
-        )
+        whole: dict[str, NDArray[Any]] = {}
         for i in np.unique(which):
             here = which == i
-            part = self.sources[i].batch(step, own[here])
-            whole.tokens[here], whole.offsets[here], whole.fresh[here] = (
-                part.tokens[:, :width],
-                part.offsets,
-                part.fresh,
-            )
-            if whole.targets is not None:
-                whole.targets[here] = part.tokens[:, 1:] if part.targets is None else part.targets
-            if whole.counts is not None and part.counts is not None:
-                whole.counts[here] = part.counts
-        return whole
+            for name, array in self._alike(self.sources[i].batch(step, own[here])).items():
+                whole.setdefault(name, np.empty((len(rows), *array.shape[1:]), array.dtype))[here] = array
+        return Batch(**whole)
+
+    def _alike(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The arrays of a batch of one source, with what only others give."""
+        shape = len(batch.tokens), self.length
+        absent = {
+            "targets": batch.tokens[:, 1:], "counts": np.ones(shape, bool), "starts": np.zeros(shape, bool),
+            "filled": np.full(shape[0], self.length),
+        }  # fmt: skip
+        arrays = {name: absent[name] if (a := getattr(batch, name)) is None else a for name in self.given}
+        arrays |= {"tokens": batch.tokens[:, : self.length + ("targets" not in arrays)], "fresh": batch.fresh}
+        own = {name: a.astype(self.dtype) if name in ("tokens", "targets") else a for name, a in arrays.items()}
+        return own | {"offsets": batch.offsets}
 
     def _drawn(self, step: int, rows: Rows) -> tuple[Rows, Rows]:
         """The source of each row, and its number there."""

@@ -141,7 +141,8 @@ class LadderModel(LadderPreTrainedModel):
             position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
                 computed as if it were alone in its row. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) mean the same.
                 A new document is recognised only if the position of its first real token is not greater than that of the
-                real token before it; if a document's first tokens may be masked, pass `seq_idx`.
+                real token before it; if a document's first tokens may be masked, pass `seq_idx`. `starts` (B, T), bool, is
+                True where documents begin, as mixers take it; here it also ends what came before the row.
             past_key_values: the state so far, changed in place; an empty `DynamicCache` is accepted. `cache` means the same.
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
@@ -236,11 +237,14 @@ def document_starts(
     row continues what came before, unless its position is 0.
 
     Args:
-        packing: keyword arguments, of which `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given, counts.
+        packing: keyword arguments, of which `starts`, `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given,
+            counts. `starts` is returned as it is, without a look at its values, which a CUDA graph could not take.
         cache: what came before these tokens.
     """
     positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
     rows, steps = shape
+    if packing.get("starts") is not None:
+        return _of_shape("starts", packing["starts"], shape)
     if positions is not None:
         told_BT = _of_shape("position_ids", positions, shape)
     elif number is not None:

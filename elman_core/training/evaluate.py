@@ -14,7 +14,6 @@ from elman_core.data import SEPARATOR, Batch, ByteFile, Heldout, PackedFile, win
 from elman_core.registry import DataError
 
 from .objective import Outputs, States, evaluating, forward_loss, mapped, require_constant_state
-from .prefetch import tensors
 from .ranks.group import Ranks
 from .step import Windows
 
@@ -162,8 +161,7 @@ def _nats(
 ) -> tuple[float, int, States | None]:
     """The sum of the loss, over how many targets, and the states after the windows."""
     device = model.model.embed_tokens.weight.device
-    tokens, targets, counts = tensors(batch, lambda t: t.to(device))
-    inputs_BT, targets_BT = Windows(tokens, targets=targets, counts=counts).pair()
+    inputs_BT, targets_BT = Windows.of(batch).each(lambda t: t.to(device)).pair()
     how: dict[str, Any] = {"loss_chunk": loss_chunk, "states": states, "return_states": carry}
     if batch.counts is None:
         out = forward(model, inputs_BT, targets_BT, **how)

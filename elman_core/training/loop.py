@@ -325,7 +325,7 @@ class Trainer:
         return self._advance(first, values, seconds)
 
     def _advance(self, first: Launched, values: StepValues, seconds: float) -> dict[str, float]:
-        tokens = self.settings.tokens_per_step
+        tokens = self.settings.tokens_per_step * values.terms.get("fill", 1.0)
         self.progress.step += 1
         self.progress.bytes_seen += round(tokens * self.windows.bytes_per_token)
         if first.counts:

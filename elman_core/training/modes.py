@@ -7,7 +7,6 @@ replay.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from elman_core.model.graph import CudaRecorder, HostCopy, Recorder, Recording, 
 from elman_core.registry import ConfigError, KernelError
 
 from .hooks import acting
-from .objective import States, mapped, restart
+from .objective import States
 from .ranks.group import everywhere
 from .settings import Settings
-from .step import Done, TrainStep, Windows
+from .step import FROM_BATCH, Done, TrainStep, Windows
 
 log = logging.getLogger("elman_core")
 
@@ -87,8 +86,6 @@ def _against_capture(settings: Settings, model: nn.Module, device: torch.device)
     if hooks := acting():
         names = sorted({name for plugins in hooks.values() for name in plugins})
         return f"{', '.join(names)} acts on every step, in {' and '.join(hooks)}"
-    if settings.data.documents == "reset":
-        return "data.documents='reset' cuts each window at other places"
     drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
     if train.gradient_checkpointing and drops:
         return "train.gradient_checkpointing draws the dropout again on the host"
@@ -125,7 +122,7 @@ class CapturedStep:
         self.calls, self.refused = 0, ""
         self._replay: Recording | None = None
         self._static: Windows | None = None
-        self._fresh_B: Tensor | None = None
+        self._names: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -148,7 +145,7 @@ class CapturedStep:
                 return self.step(windows, lr)
             values = self._replay()
             assert self._static is not None
-            return Done(HostCopy.of(values), (), self._static.carry)
+            return Done(HostCopy.of(values), self._names, self._static.carry)
 
     def release(self) -> None:
         """Drop the recording, which holds collective operations. The next call records again."""
@@ -160,12 +157,7 @@ class CapturedStep:
         return self.step.where_it_failed(windows, again)
 
     def _record(self, windows: Windows) -> None:
-        targets, counts = (None if t is None else t.clone() for t in (windows.targets, windows.counts))
-        self._static = Windows(windows.tokens.clone(), None, mapped(torch.clone, windows.carry), targets, counts)
-        if windows.carry is not None:
-            assert windows.fresh is not None
-            self._fresh_B = windows.fresh[:, 0].to(self.step.device)
-            self._restarted(windows.carry, self._fresh_B)  # compiles what it uses before the recording
+        self._static = windows.each(torch.clone)
         self.step.optimizer.zero_grad()  # the recording can use their memory
         recording = try_to_record(self.recorder, self._run)
         failed = recording if isinstance(recording, RuntimeError) else None
@@ -185,32 +177,21 @@ class CapturedStep:
     def _run(self) -> Tensor:
         """The work to record. Everything it reads from outside has a fixed address."""
         assert self._static is not None
-        windows = self._static
-        if windows.carry is not None:
-            assert self._fresh_B is not None
-            windows = dataclasses.replace(windows, carry=self._restarted(windows.carry, self._fresh_B))
-        values, _, carry = self.step.gradients(windows)
+        values, self._names, carry = self.step.gradients(self._static)
         self.step.update()
         if carry is not None and self._static.carry is not None:
             for old, new in _pairs(self._static.carry, carry):
                 old.copy_(torch.where(self.step.failed > 0, old, new))
         return values
 
-    def _restarted(self, carry: States, fresh_B: Tensor) -> States:
-        with self.step.autocast():
-            return restart(self.step.model, carry, fresh_B)
-
     def _fill(self, windows: Windows) -> None:
         static = self._static
         assert static is not None
-        for name in ("tokens", "targets", "counts"):
+        for name in FROM_BATCH:
             if (mine := getattr(static, name)) is not None:
                 mine.copy_(getattr(windows, name), non_blocking=True)
         if static.carry is not None:
             assert windows.carry is not None
-            assert windows.fresh is not None
-            assert self._fresh_B is not None
-            self._fresh_B.copy_(windows.fresh[:, 0], non_blocking=True)
             for mine, theirs in _pairs(static.carry, windows.carry):
                 if mine is not theirs:
                     mine.copy_(theirs)

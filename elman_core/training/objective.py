@@ -43,7 +43,8 @@ def forward_loss(
     *,
     loss_chunk: int = 0,
     states: States | None = None,
-    fresh_BT: Tensor | None = None,
+    fresh_B: Tensor | None = None,
+    starts_BT: Tensor | None = None,
     return_states: bool = False,
     logits: bool | None = None,
     counted: Tensor | None = None,
@@ -55,32 +56,21 @@ def forward_loss(
         inputs_BT, targets_BT: int64; targets of -100 do not count.
         loss_chunk: time steps whose logits exist at once; the backward recomputes them. 0: all.
         states: to continue from; None starts afresh.
-        fresh_BT: bool on the CPU; where True the row starts from the initial state before it reads that byte. The window is
-            run in pieces cut at these places, which changes nothing else.
+        fresh_B: bool; rows that begin from the initial state instead of `states`.
+        starts_BT: bool; where True a document begins, before which its row gets the initial state.
         logits: return the logits. Otherwise, head and loss are one operator that needs a third of the memory. None: if the
             vocabulary is small enough for all of them at once.
         counted: what the sum over the targets that count is divided by; None: the number of targets, all of which count.
         return_states: return the states after the window. Gradients flow through them: detach them to cut.
     """
-    cuts = [0] if fresh_BT is None else sorted({0, *fresh_BT.any(dim=0).nonzero().flatten().tolist()})
-    carried = states is not None or return_states or len(cuts) > 1
-    pieces = []
-    for first, end in zip(cuts, [*cuts[1:], inputs_BT.shape[1]], strict=True):
-        if states is not None and fresh_BT is not None:
-            states = restart_rows(model, states, fresh_BT[:, first])
-        cache = None
-        if carried:
-            cache = (
-                LadderCache.from_states(states)
-                if states is not None
-                else LadderCache(num_blocks=len(model.model.layers))
-            )
-        out = model.model(input_ids=inputs_BT[:, first:end], past_key_values=cache, use_cache=carried)
-        pieces.append(out.last_hidden_state)
-        states = cache.states if cache is not None else None
-    hidden_BTD = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-    loss, logits_BTV = _head_loss(model, hidden_BTD, targets_BT, loss_chunk, logits, counted)
-    return Outputs(loss, logits_BTV, states if return_states else None)
+    cache = None
+    if states is not None:
+        cache = LadderCache.from_states(states if fresh_B is None else restart(model, states, fresh_B))
+    elif return_states:
+        cache = LadderCache(num_blocks=len(model.model.layers))
+    out = model.model(input_ids=inputs_BT, past_key_values=cache, use_cache=cache is not None, starts=starts_BT)
+    loss, logits_BTV = _head_loss(model, out.last_hidden_state, targets_BT, loss_chunk, logits, counted)
+    return Outputs(loss, logits_BTV, cache.states if cache is not None and return_states else None)
 
 
 def _head_loss(
@@ -116,15 +106,8 @@ def _head_loss(
     return total / divisor, None
 
 
-def restart_rows(model: Any, states: States, fresh_B: Tensor) -> States:
-    """`states` with the rows of `fresh_B` (bool, CPU) reset to the initial state."""
-    if not bool(fresh_B.any()) or all(state is None for state in states):
-        return states
-    return restart(model, states, fresh_B)
-
-
 def restart(model: Any, states: States, fresh_B: Tensor) -> States:
-    """`restart_rows` without reading `fresh_B` (bool, any device) on the host."""
+    """`states` with the rows of `fresh_B` (bool) reset to the initial state. Reads nothing on the host."""
     start = initial_states(model)
     chosen: States = []
     for state, first in zip(states, start, strict=True):

@@ -85,6 +85,7 @@ class Plan:
             "step": self.mode.facts(),
             "parallel": {"kind": self.parallel, "ranks": self.ranks.size, "backend": self.backend},
             **({"init": self.init} if self.init else {}),
+            **({"documents": "starts"} if self.settings.data.documents == "reset" else {}),  # not a cut, as before
             **({"bytes_per_token": windows.bytes_per_token} if windows.tokenizer else {}),
         }
 

@@ -11,18 +11,15 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from elman_core.data import Batch, Source
 
 from .objective import States
 from .ranks.group import Ranks
 from .settings import Settings
-from .step import Windows
+from .step import FROM_BATCH, Windows
 
 DEPTH = 4
 """Batches read ahead: a step waits only if a read takes longer than this many steps."""
@@ -31,19 +28,8 @@ CLOSING = 5.0
 """Seconds that the end of a run waits for an unfinished read, in case a disk hangs."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A batch, and what a step reads of it on the device: tokens, targets and counts as `step.Windows` has them.
-
-    Attributes:
-        copied: the event of their arrival; None: they are there.
-    """
-
-    batch: Batch
-    tokens: Tensor
-    targets: Tensor | None = None
-    counts: Tensor | None = None
-    copied: torch.cuda.Event | None = None
+_Item = tuple[Windows, torch.cuda.Event | None] | BaseException
+"""Windows, and the event of their arrival on the device (None: they are there); or the error of their reading."""
 
 
 class Prefetcher:
@@ -56,13 +42,14 @@ class Prefetcher:
     def __init__(self, read: Callable[[int], Batch], device: torch.device, depth: int = DEPTH) -> None:
         self.read, self.device, self.depth = read, device, depth
         self._wanted = -1  # the step whose batch is next in the queue
-        self._ready: queue.Queue[Ready | BaseException] = queue.Queue()
+        self._ready: queue.Queue[_Item] = queue.Queue()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def get(self, step: int) -> Ready:
-        """The batch of `step`, waiting for it if needed. Any step may be requested; only the following ones are read ahead.
+    def get(self, step: int) -> Windows:
+        """The batch of `step` on the device, waiting for it if needed. Any step may be requested; only the following ones are
+        read ahead.
 
         Raises:
             any exception that `read` raised for this step.
@@ -79,13 +66,14 @@ class Prefetcher:
         if isinstance(item, BaseException):
             self.close()  # asked for again, it is read again
             raise item
-        if item.copied is not None:
+        windows, copied = item
+        if copied is not None:
             current = torch.cuda.current_stream(self.device)
-            current.wait_event(item.copied)
-            for tensor in (item.tokens, item.targets, item.counts):
-                if tensor is not None:
+            current.wait_event(copied)
+            for name in FROM_BATCH:
+                if (tensor := getattr(windows, name)) is not None:
                     tensor.record_stream(current)
-        return item
+        return windows
 
     def close(self) -> None:
         """End the thread. A later `get` starts another."""
@@ -97,7 +85,7 @@ class Prefetcher:
         if thread is not None:
             thread.join(CLOSING)
 
-    def _run(self, step: int, ready: queue.Queue[Ready | BaseException], over: threading.Event) -> None:
+    def _run(self, step: int, ready: queue.Queue[_Item], over: threading.Event) -> None:
         try:
             while not over.is_set():
                 ready.put(self._load(step))
@@ -105,31 +93,17 @@ class Prefetcher:
         except BaseException as error:  # the step that needs the batch raises it
             ready.put(error)
 
-    def _load(self, step: int) -> Ready:
-        batch = self.read(step)
+    def _load(self, step: int) -> tuple[Windows, torch.cuda.Event | None]:
+        windows = Windows.of(self.read(step))
         if self.device.type != "cuda":
-            return Ready(batch, *tensors(batch, lambda t: t.to(self.device)))
+            return windows.each(lambda t: t.to(self.device)), None
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self._stream):
-            copies = tensors(batch, lambda t: t.pin_memory().to(self.device, non_blocking=True))
+            copies = windows.each(lambda t: t.pin_memory().to(self.device, non_blocking=True))
             copied = torch.cuda.Event()
             copied.record()
-        return Ready(batch, *copies, copied)
-
-
-def tensors(batch: Batch, move: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Tokens, targets and counts of a batch, moved; uint8, int32 (torch computes little in wider unsigned dtypes), bool."""
-
-    def one(array: np.ndarray) -> Tensor:
-        narrow = array.dtype in (np.uint8, np.bool_)
-        return move(torch.from_numpy(np.ascontiguousarray(array if narrow else array.astype(np.int32))))
-
-    return (
-        one(batch.tokens),
-        None if batch.targets is None else one(batch.targets),
-        None if batch.counts is None else one(batch.counts),
-    )
+        return copies, copied
 
 
 class Feed:
@@ -144,23 +118,22 @@ class Feed:
         self.reader = Prefetcher(self.read, device) if device.type == "cuda" else None
 
     def read(self, step: int) -> Batch:
-        return self.windows.batch(step, self.rows)
+        batch = self.windows.batch(step, self.rows)
+        if not self.resets:
+            return batch
+        starts_BT = batch.tokens[:, : self.windows.length] == self.windows.separator
+        starts_BT[:, 0] |= batch.fresh
+        return dataclasses.replace(batch, starts=starts_BT)
 
     def get(self, step: int, carry: States | None) -> Windows:
         """The windows of `step`, to continue from the states `carry` (tbptt)."""
         if self.reader is not None:
-            ready = self.reader.get(step)
+            windows = self.reader.get(step)
         else:
-            batch = self.read(step)
-            ready = Ready(batch, *tensors(batch, lambda t: t.to(self.device)))
-        windows = Windows(ready.tokens, targets=ready.targets, counts=ready.counts)
-        if not self.carries:
-            return windows
-        batch = ready.batch
-        inputs_BT = batch.tokens[:, : self.windows.length]
-        fresh_BT = inputs_BT == self.windows.separator if self.resets else np.zeros(inputs_BT.shape, dtype=bool)
-        fresh_BT[:, 0] |= batch.fresh
-        return dataclasses.replace(windows, fresh=torch.from_numpy(fresh_BT), carry=carry)
+            windows = Windows.of(self.read(step)).each(lambda t: t.to(self.device))
+        return dataclasses.replace(
+            windows, carry=carry, fresh=windows.fresh if windows.starts is None and self.carries else None
+        )
 
     def close(self) -> None:
         """End the reading thread."""

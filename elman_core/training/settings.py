@@ -47,7 +47,9 @@ class DataSettings:
     sampling: Literal["random", "stream", "tbptt"] = option(
         "random", "random offsets; contiguous streams; streams with the state carried from step to step"
     )
-    documents: Literal["keep", "reset"] = option("keep", "tbptt: keep the state, or reset it before each 0x1e")
+    documents: Literal["keep", "reset", "pack"] = option(
+        "keep", "keep the state; tbptt: reset it before each 0x1e; fill rows with whole documents, each read alone"
+    )
     heldout: float = option(0.01, "fraction held out, at least min(1 MiB, 10 %); 0: nothing", ge=0, le=0.5)
     heldout_file: str = option("", "evaluate on this file instead, and hold nothing out")
     eval_bytes: int | None = option(
@@ -277,8 +279,10 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
             )
     if data.documents == "reset" and data.sampling != "tbptt":
         raise ConfigError(
-            "data.documents='reset' needs data.sampling='tbptt': otherwise there is no carried state to reset"
+            "data.documents='reset' needs data.sampling='tbptt', which carries a state; rows of whole documents: 'pack'"
         )
+    if data.documents == "pack" and data.sampling != "random":
+        raise ConfigError(f"data.documents='pack' has an order of its own: leave out data.sampling={data.sampling!r}")
     steps = train.steps if train.steps is not None or train.minutes is not None else 1000
     schedule = train.schedule
     if schedule == "auto":

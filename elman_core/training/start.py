@@ -127,12 +127,15 @@ def resume(
         if ranks.main and (plan.model.config.made_with or {}) != manifest["made_with"]:
             log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
         trainer = ranks.together(lambda: Trainer(plan, folder, position, quiet))
+        cut = settings.data.documents == "reset" and "documents" not in manifest
         _continue(folder, plan, position, ranks)
     except BaseException:
         folder.close()
         raise
     for line in _first_lines(plan, folder.path, position):
         trainer.display.say(line, indent=12)
+    if cut:
+        trainer.display.say("windows are no longer cut where documents begin: the losses are the same but for rounding")
     return trainer
 
 

@@ -9,16 +9,20 @@ Shapes: B rows, T time; a window is T + 1 tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from elman_core.data import Batch
 from elman_core.model.graph import HostCopy
 from elman_core.nn.cross_entropy import IGNORED
 
@@ -37,24 +41,38 @@ class Windows:
 
     Attributes:
         tokens: (B, T + 1), any integer dtype, on the model's device; (B, T) beside `targets`.
-        fresh: (B, T), bool on the CPU; where True the row starts from the initial state before it reads that byte. None
-            where no state is carried.
-        carry: the states after the previous step, all rows; None at the start.
         targets: (B, T), any integer dtype; None: the next tokens.
         counts: (B, T), bool, the targets that count; None: all.
+        starts: (B, T), bool, where documents begin, each from the initial state; None: nowhere.
+        filled: (B,), the tokens of each row that are no filling; None: all.
+        fresh: (B,), bool, rows that do not continue from `carry`; None: all do, or `starts` says it.
+        carry: the states after the previous step, all rows; None at the start.
     """
 
     tokens: Tensor
-    fresh: Tensor | None = None
-    carry: States | None = None
     targets: Tensor | None = None
     counts: Tensor | None = None
+    starts: Tensor | None = None
+    filled: Tensor | None = None
+    fresh: Tensor | None = None
+    carry: States | None = None
 
-    def rows(self, some: slice) -> Windows:
-        """The windows of some rows."""
-        carry = mapped(lambda t: t[some], self.carry)
-        fresh, targets, counts = (None if t is None else t[some] for t in (self.fresh, self.targets, self.counts))
-        return Windows(self.tokens[some], fresh, carry, targets, counts)
+    @classmethod
+    def of(cls, batch: Batch) -> Windows:
+        """The arrays of a batch, on the CPU: uint8, bool and int32 (torch computes little in wider unsigned dtypes)."""
+
+        def tensor(array: NDArray[Any] | None) -> Tensor | None:
+            if array is None:
+                return None
+            narrow = array.dtype in (np.uint8, np.bool_)
+            return torch.from_numpy(np.ascontiguousarray(array if narrow else array.astype(np.int32)))
+
+        return cls(**{name: tensor(getattr(batch, name)) for name in FROM_BATCH})  # type: ignore[arg-type]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Windows:
+        """`change` of every tensor."""
+        given = {name: None if (t := getattr(self, name)) is None else change(t) for name in FROM_BATCH}
+        return Windows(**given, carry=mapped(change, self.carry))  # type: ignore[arg-type]
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (B, T), int64; targets that do not count are -100."""
@@ -63,12 +81,16 @@ class Windows:
         return inputs, targets if self.counts is None else targets.masked_fill(~self.counts, IGNORED)
 
 
+FROM_BATCH = tuple(f.name for f in dataclasses.fields(Windows) if f.name != "carry")
+
+
 @dataclass(frozen=True)
 class Done:
     """The result of a step.
 
     Attributes:
-        values: loss (nats per byte), norm of the gradient before clipping, then the terms of `names`; on their way to the host.
+        values: loss (nats per byte), norm of the gradient before clipping, then what `names` says: terms of the loss, and
+            `fill`, the share of the rows that is no filling; on their way to the host.
         carry: the states for the next step, if states are carried.
     """
 
@@ -222,6 +244,8 @@ class TrainStep:
                 for name, value in added.items():
                     terms[name] = terms.get(name, 0) + value.detach() / share
                 carry.append(mapped(Tensor.detach, outputs.states))
+        if windows.filled is not None:
+            terms["fill"] = windows.filled.mean(dtype=torch.float32) / windows.tokens.shape[1]
         return torch.stack([total, *terms.values()]), tuple(terms), _join_rows(carry) if self.carries else None
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -232,7 +256,7 @@ class TrainStep:
         """The windows in `train.accumulate` equal parts."""
         rows = len(windows.tokens) // self.train.accumulate
         for first in range(0, len(windows.tokens), rows):
-            yield windows.rows(slice(first, first + rows))
+            yield windows.each(lambda t, some=slice(first, first + rows): t[some])  # type: ignore[misc]
 
     def forward(self, windows: Windows, counted: Tensor | None = None) -> Outputs:
         """Loss of some windows: the sum over their targets that count, divided by `counted`. Autocast is the caller's."""
@@ -242,7 +266,8 @@ class TrainStep:
             counted=counted,
             loss_chunk=self.train.loss_chunk,
             states=windows.carry,
-            fresh_BT=windows.fresh,
+            fresh_B=windows.fresh,
+            starts_BT=windows.starts,
             return_states=self.carries,
             logits=self.logits,
         )

@@ -13,6 +13,7 @@ from elman_core.data import (
     Heldout,
     Mixture,
     PackedFile,
+    PackedRows,
     Source,
     Split,
     TrainingWindows,
@@ -61,9 +62,11 @@ class Part:
         return all_held_out(self.file.size) if fraction is None else split(self.file.size, fraction)
 
     def source(self, length: int, rows: int, seed: int, sampling: str = "random", heldout: float = 0.0) -> Source:
-        """Its batches. Raises as `TrainingWindows`, or `PluginError` for what an extension makes wrong."""
+        """Its batches; "pack": of a file, rows of whole documents. Raises as `TrainingWindows`, or `PluginError` for what an
+        extension makes wrong."""
         if self.file is not None:
-            return TrainingWindows(self.file, self.split(heldout), length, rows, seed, sampling)
+            how = self.file, self.split(heldout), length, rows, seed
+            return PackedRows(*how) if sampling == "pack" else TrainingWindows(*how, sampling)
         name, _, options = self.value.partition(":")
         made = load_extension("sources", name)(options, length, rows, seed)
         if not isinstance(made, Source):
@@ -129,7 +132,7 @@ def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> 
     weights = [part.weight for part in parts]
     rows = dealt(weights, train.batch_size) if streams else [train.batch_size] * len(parts)
     sources = [
-        part.source(train.chunk_size, own, train.seed, data.sampling, fraction)
+        part.source(train.chunk_size, own, train.seed, "pack" if data.documents == "pack" else data.sampling, fraction)
         for part, own in zip(parts, rows, strict=True)
     ]
     windows = sources[0] if len(sources) == 1 else Mixture(sources, weights, train.batch_size, train.seed, streams)

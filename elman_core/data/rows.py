@@ -1,0 +1,166 @@
+"""Rows filled with whole documents (`data.documents = "pack"`).
+
+A row is a list of pieces, side by side: documents, and the parts of those that are longer than a row, or that fill rows which
+would stay empty (a twentieth of the documents, if hardly any two of them fit into a row). A piece of n steps has n
+inputs and the n tokens after them as targets, so no target lies across a boundary. The input before a document's first token is
+the separator, as where generation begins.
+
+The training pieces in the random order of epoch 0, then of epoch 1 and so on are one endless sequence. It is cut into blocks of
+about equally many tokens, and the pieces of a block fill `BLOCK` rows. So the pieces of any row follow from its number alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elman_core.registry.errors import DataError
+
+from .bytes import ByteFile
+from .counter import hash_u64, uniform
+from .packed import PackedFile
+from .sampling import FileSource
+from .source import Batch, Rows
+from .split import Runs, Split
+
+BLOCK = 128
+"""Rows that are filled together: enough for documents of many lengths, few enough to take a millisecond."""
+
+Parts = list[tuple[int, int, int]]
+"""Of a row: the number of each piece, how many steps of it stand elsewhere before these, and how many these are."""
+
+
+class PackedRows(FileSource):
+    """Training rows of whole documents: every piece once an epoch, in an order that the seed decides.
+
+    Args:
+        file: the tokens; one of raw bytes is read once, for its separators. parts: its split. length: steps of a row.
+
+    Raises:
+        DataError: the training text fills no row.
+    """
+
+    def __init__(self, file: ByteFile | PackedFile, parts: Split, length: int, rows: int, seed: int) -> None:
+        super().__init__(file, parts, length, rows, seed)
+        self.firsts, self.counts, self.begins = pieces(file.ends(), parts.training_runs, length, self.separator)
+        self.total = int(self.counts.sum())
+        if self.total < length:
+            raise DataError(
+                f"the text is too short: {self.total} bytes to train on fill no row of {length}; use a longer file, or smaller "
+                "chunks (train.chunk_size)"
+            )
+        # As many tokens as BLOCK rows hold of whole pieces, in each of some samples: then hardly any has to be cut.
+        self.block = (BLOCK - 1) * length
+        while any(_cuts(self._sample(i), length) for i in range(8)):
+            self.block = int(0.99 * self.block)
+        self.order, self.filled = lru_cache(2)(self._order), lru_cache(2)(self._filled)
+
+    def read(self, step: int, rows: Rows) -> Batch:
+        shape = len(rows), self.length
+        inputs, targets = np.zeros(shape, self.file.dtype), np.zeros(shape, self.file.dtype)
+        counts, starts, filled = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(len(rows), np.int32)
+        numbers = step * self.rows + rows
+        chosen = [self.filled(int(n) // BLOCK)[int(n) % BLOCK] for n in numbers]
+        for r, parts in enumerate(chosen):
+            for piece, done, steps in parts:
+                first, here = int(self.firsts[piece]) + done, slice(filled[r], filled[r] + steps)
+                before = min(first, 1)
+                window = self.file.windows(np.array([first - before]), steps + before)[0]
+                targets[r, here], inputs[r, here.stop - len(window) + 1 : here.stop] = window[before:], window[:-1]
+                if self.begins[piece] and not done:
+                    inputs[r, here.start] = self.separator
+                mask = self.file.counts(np.array([first]), steps)
+                counts[r, here] = True if mask is None else mask[0]
+                starts[r, here.start] = True
+                filled[r] += steps
+        offsets = self.firsts[[parts[0][0] for parts in chosen]]
+        return Batch(inputs, offsets, np.ones(len(rows), bool), targets, counts, starts, filled)
+
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The pieces in the order of an epoch, and the tokens up to the end of each."""
+        order = np.argsort(hash_u64(self.seed, epoch, np.arange(len(self.firsts))), kind="stable")
+        return order, np.cumsum(self.counts[order])
+
+    def _filled(self, block: int) -> list[Parts]:
+        """The rows of a block, in random order. Its pieces are those that end within its tokens of the endless sequence."""
+        first, last, chosen = block * self.block, (block + 1) * self.block, []
+        for epoch in range(first // self.total, (last - 1) // self.total + 1):
+            order, ends = self.order(epoch)
+            among = np.searchsorted(ends + epoch * self.total, [first, last], side="right")
+            chosen.append(order[slice(*among)])
+        which = np.concatenate(chosen)
+        rows = fill(zip(which.tolist(), self.counts[which].tolist(), strict=True), self.length)
+        return [rows[r] for r in np.argsort(hash_u64(self.seed, block, np.arange(BLOCK), 1), kind="stable")]
+
+    def _sample(self, number: int) -> list[int]:
+        """The steps of pieces drawn at random, a block of them."""
+        drawn = uniform(
+            0, number, np.arange(BLOCK + 2 * self.block * len(self.counts) // self.total), below=len(self.counts)
+        )
+        steps = self.counts[drawn]
+        return steps[np.cumsum(steps) < self.block + self.length].tolist()
+
+    @property
+    def in_words(self) -> str:
+        return f"{super().in_words}; {len(self.firsts):,} documents and parts of long ones"
+
+
+def pieces(
+    ends: NDArray[np.int64], runs: Runs, length: int, separator: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
+    """The documents of some stretches, cut at their edges and into parts of at most `length` steps.
+
+    Args:
+        ends: of the documents, as `PackedFile.ends`. runs: (n, 2), first token and end of each stretch, in order.
+
+    Returns:
+        For each piece the place of its first target, its steps, and whether the separator is the input before it.
+    """
+    edges = np.unique(np.concatenate([[0], ends, runs.ravel()]))
+    first, last = edges[:-1], edges[1:]
+    run = np.searchsorted(runs[:, 0], first, side="right") - 1
+    inside = (run >= 0) & (last <= runs[run, 1])
+    first, last = first[inside], last[inside]
+    begins = np.isin(first, np.append(0, ends)) if separator is not None else np.zeros(len(first), bool)
+    first = first + ~begins  # nothing that training may read predicts the first token of the others
+    parts = -(-(last - first) // length)
+    within = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    firsts = np.repeat(first, parts) + length * within
+    return (
+        firsts,
+        np.minimum(length, np.repeat(last, parts) - firsts).astype(np.int32),
+        np.repeat(begins, parts) & (within == 0),
+    )
+
+
+def fill(pieces: Iterable[tuple[int, int]], length: int, rows: int = BLOCK) -> list[Parts]:
+    """Put pieces (number, steps), none longer than a row, into rows: the longest first, each where least room stays.
+
+    A piece that fits nowhere is cut, and the longest ones if there are fewer than rows, so that no row stays empty. There must
+    be room for all together.
+    """
+    order = sorted(((steps, piece, 0) for piece, steps in pieces), reverse=True)
+    while len(order) < rows and order[0][0] > 1:
+        steps, piece, _ = order[0]
+        done = order[0][2] + steps // 2
+        order = sorted([*order[1:], (steps // 2, piece, order[0][2]), (steps - steps // 2, piece, done)], reverse=True)
+    filled: list[Parts] = [[] for _ in range(rows)]
+    room = [(length, row) for row in range(rows)]  # rising
+    for place, (steps, piece, done) in enumerate(order):
+        while steps:
+            at = bisect_left(room, (steps,)) if place >= rows else rows
+            space, row = room.pop(min(at, rows - 1))
+            here = min(space, steps)
+            filled[row].append((piece, done, here))
+            insort(room, (space - here, row))
+            done, steps = done + here, steps - here
+    return filled
+
+
+def _cuts(steps: list[int], length: int) -> bool:
+    """Whether pieces of so many steps do not fit whole."""
+    return len(steps) > BLOCK and sum(map(len, fill(enumerate(steps), length))) > len(steps)
