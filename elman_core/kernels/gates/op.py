@@ -152,11 +152,13 @@ class GatesKernel(Compiled):
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
         return in_words(self.name, device, plain, lambda _rows, d, _packed: d == width)
 
-    def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool) -> str:
+    def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False) -> str:
         _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device(), packed)
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
-    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool) -> Sequence[Extension]:
+    def builds(
+        self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool = False
+    ) -> Sequence[Extension]:
         return self._builds("cuda", arch, [width], [dtype], packed)
 
     def _builds(
@@ -167,6 +169,6 @@ class GatesKernel(Compiled):
         sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
         return [native.extension(self.cell, target, *size, packed) for size in sizes]
 
-    def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool) -> Sequence[Case]:
+    def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False) -> Sequence[Case]:
         words = {"packed": True} if packed else {}
         return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype, **words)]
