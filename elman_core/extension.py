@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         check_value,
         did_you_mean,
         errors,
+        how_to_install,
         parse_size,
         resolve,
     )
@@ -89,7 +90,7 @@ _NAMES = {
     "nn": "scaled_once",
     "nn.layers": "resolve_pattern",
     "registry": "CheckpointError ConfigError DataError DivergedError ElmanError OutOfMemoryError PluginError "
-    "check_value did_you_mean errors parse_size resolve",
+    "check_value did_you_mean errors how_to_install parse_size resolve",
     "registry.checks": "ran_out",
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",

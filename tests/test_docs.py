@@ -14,7 +14,7 @@ import pytest
 from broken_plugins import leave_installed
 
 from elman_core.cli._scaffold import render
-from elman_core.registry import hookspecs, plugins
+from elman_core.registry import hookspecs, installing, plugins
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -92,12 +92,21 @@ def test_tables_of_options_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(ROOT / "docs")
     import options
 
-    tables = 0
-    for page in options.pages():
-        text = page.read_text(encoding="utf-8")
-        assert text == options.render(text), f"{page.name}: type make docs"
-        tables += text.count("<!-- /options -->")
-    assert tables
+    texts = {page: page.read_text(encoding="utf-8") for page in options.pages()}
+    for page, text in texts.items():
+        assert text == options.render(text), f"{page}: type make docs"
+    assert any("<!-- /options -->" in text for text in texts.values())
+
+    # One switch turns every command that installs a package of ours, and back.
+    monkeypatch.setattr(installing, "SOURCE", "index")
+    index = {page: options.render(text) for page, text in texts.items()}
+    assert "pip install elman-e42" in index[ROOT / "plugins/e42/README.md"]
+    assert not [page for page, text in index.items() if re.search(r"pip install '?\.[ /]", text)]
+    monkeypatch.setattr(installing, "SOURCE", "git+https://host/elman")
+    wanted = "pip install openai 'elman-e42 @ git+https://host/elman#subdirectory=plugins/e42'"
+    assert installing.how_to_install("openai", "elman-e42==0.1.0") == wanted
+    monkeypatch.setattr(installing, "SOURCE", "")
+    assert {page: options.render(text) for page, text in index.items()} == texts
 
 
 def test_every_variant_is_drawn_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:

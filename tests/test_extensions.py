@@ -54,7 +54,7 @@ def test_the_extension_of_the_documentation_adds_a_command_and_a_logger(text, tm
     ("group", "source", "core", "says"),
     [
         ("commands", "raise RuntimeError('first\\nsecond')", ">=0.1", "is broken: RuntimeError: first second"),
-        ("commands", "x = 1", ">=9", "needs elman-core>=9: pip install 'elman-core>=9'"),
+        ("commands", "x = 1", ">=9", "needs elman-core>=9: pip install . in a checkout of elman"),
         ("loggers", "raise SystemExit(3)", ">=0.1", "is broken: SystemExit: 3"),
         ("loggers", "x = 1", ">=0.1", "it implements no hook"),
         ("loggers", "from elman_core import hookimpl\n@hookimpl\ndef elman_step_ed(run): ...", ">=0.1", "Did you mean"),
@@ -102,10 +102,10 @@ def test_odd_metadata_breaks_no_other_command_and_help_controls_no_terminal(tmp_
 def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(extensions, "extensions", lambda _: {})
     for words, says in (
-        (["bench", "quick"], "command 'bench' is not installed: pip install elman-bench"),
+        (["bench", "quick"], "command 'bench' is not installed: pip install ./extensions/bench in a checkout of elman"),
         (
             train_words(text, tmp_path / "a", "train.loggers=wandb"),
-            "pip install elman-wandb; without it: --set train.loggers=",
+            "pip install ./extensions/wandb in a checkout of elman; without it: --set train.loggers=",
         ),
         (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
         (["benhc"], "No such command 'benhc'"),

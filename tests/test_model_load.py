@@ -86,7 +86,7 @@ def test_a_checkpoint_is_complete(tmp_path):
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     card = (tmp_path / "README.md").read_text()
     assert "h' = tanh(W h + x)" in card
-    assert "pip install elman-core toy-package" in card
+    assert "pip install . ./csrc_common toy-package  # in a checkout of elman" in card
 
 
 def test_weights_are_readable_by_whom_the_config_is(tmp_path):
@@ -213,4 +213,4 @@ except ImportError as error:
     print(error)
 """
     said = python(code, str(tmp_path), env={"HF_MODULES_CACHE": str(tmp_path / "modules")})
-    assert "pip install elman_core" in said
+    assert said == "this model needs the package elman-core: pip install . in a checkout of elman\n"

@@ -54,7 +54,7 @@ def test_a_missing_or_altered_model_is_one_line(
     assert "Did you mean 'e88-small'? Installed: e42-small, e88-small" in capsys.readouterr().err
     monkeypatch.setattr(shipped, "package_folders", lambda _: [])
     assert main(["generate", "pretrained/e88-small"]) == 2
-    assert capsys.readouterr().err.endswith("pip install elman-checkpoints\n")
+    assert capsys.readouterr().err.endswith("pip install -r requirements.txt in a checkout of elman\n")
     copy = shutil.copytree(HOME / "e42-small", tmp_path / "e42-small")
     (copy / "config.json").write_text((copy / "config.json").read_text().replace("0.999", "0.998"))
     monkeypatch.setattr(shipped, "package_folders", lambda _: [tmp_path])

@@ -66,7 +66,7 @@ class LibraryContract(VariantContract):
         monkeypatch.setitem(sys.modules, self.library, None)
         self.op._load.cache_clear()
         try:
-            with pytest.raises(KernelError, match=rf"pip install 'elman-baselines\[{self.extra}\]'"):
+            with pytest.raises(KernelError, match=rf"pip install './baselines\[{self.extra}\]'"):
                 self.op.load_library()
         finally:
             self.op._load.cache_clear()

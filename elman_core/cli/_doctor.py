@@ -114,7 +114,7 @@ def _decoding() -> list[Row]:
 
 
 def _plugins() -> list[Row]:
-    from elman_core.registry import plugins
+    from elman_core.registry import how_to_install, plugins
 
     loaded = plugins()
     rows = [
@@ -122,12 +122,11 @@ def _plugins() -> list[Row]:
     ]
     rows += [
         _row(b.package, "broken", f"{b.version}: {type(b.error).__name__}: {' '.join(str(b.error).split())}",
-             f"pip install -U {b.package}, or leave it out: pip uninstall {b.package}")
+             f"{how_to_install(b.package)} again, or leave it out: pip uninstall {b.package}")
         for b in loaded.broken
     ]  # fmt: skip
     rows += [
-        _row(n.package, "left out", f"{n.version}: needs {n.needs}", f"pip install '{n.needs}'")
-        for n in loaded.not_loaded
+        _row(n.package, "left out", f"{n.version}: needs {n.needs}", how_to_install(n.needs)) for n in loaded.not_loaded
     ]
     return rows or [_row("none", "missing", "no plugin is installed", "elman new NAME writes one")]
 

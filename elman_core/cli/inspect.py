@@ -46,7 +46,7 @@ def list_(json: Json = False) -> None:
 
 
 def _listed() -> list[dict[str, Any]]:
-    from elman_core.registry import plugins
+    from elman_core.registry import how_to_install, plugins
     from elman_core.registry.checks import is_missing
 
     loaded = plugins()
@@ -69,7 +69,7 @@ def _listed() -> list[dict[str, Any]]:
     ]  # fmt: skip
     rows += [
         {"name": n.entry_point, "package": f"{n.package}=={n.version}", "state": f"needs {n.needs}", "presets": [],
-         "summary": f"made for another core: pip install '{n.needs}'"}
+         "summary": f"made for another core: {how_to_install(n.needs)}"}
         for n in loaded.not_loaded
     ]  # fmt: skip
     return sorted(rows, key=lambda r: (str(r["name"]), str(r["package"])))

@@ -34,6 +34,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from elman_core.registry.errors import CheckpointError, KernelError
+from elman_core.registry.installing import how_to_install
 from elman_core.storage import read_bytes, read_json, write_json
 
 from . import toolchain
@@ -156,7 +157,7 @@ def shipped(
         KernelError: the sources are not installed.
     """
     if not targets():
-        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
+        raise KernelError(f"the kernel sources are not installed: {how_to_install('elman-csrc')}")
     import elman_csrc
 
     from .runtime import DTYPE_CODES

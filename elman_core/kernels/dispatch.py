@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.installing import how_to_install
 
 from .build import Extension, build_all, local_arch
 from .runtime import (
@@ -199,7 +200,7 @@ def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.
 def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
     """The spec of a kernel of a CPU, once what these cases run is compiled. Raises `KernelError` without it."""
     if "cpu" not in spec.targets or spec.module is None:
-        raise KernelError("the kernel sources are not installed: type `pip install elman-csrc`")
+        raise KernelError(f"the kernel sources are not installed: {how_to_install('elman-csrc')}")
     build_all([(module, local_arch(module)) for module in {spec.module("cpu", case): None for case in cases}])
     return spec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_core.nn.layers import branches, resolve_layers
-from elman_core.registry import ConfigError, Resolved
+from elman_core.registry import ConfigError, Resolved, how_to_install
 
 _CARD = """---
 library_name: transformers
@@ -35,7 +35,7 @@ A recurrent language model over {tokens}.{cost}
 ## Use
 
 ```sh
-pip install elman-core {packages}
+{install}
 ```
 
 ```python
@@ -83,7 +83,9 @@ def model_card(model: Any, licence: str | None = None) -> str:
         cost=f" Its state has a constant size: each new {unit} costs the same after any prompt." if state else "",
         facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
         made_with=", ".join(requirements) or "unknown",
-        packages=" ".join(r.partition("==")[0] for r in requirements),
+        install=how_to_install("elman-core", "elman-csrc", *(r.partition("==")[0] for r in requirements)).replace(
+            " in ", "  # in "
+        ),
     )
 
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from elman_core.registry import how_to_install
+
 SHIM_NAME = "modeling_ladder_hub"
 
-# Transformers reads the imports of this file before it runs it, and names the package to install if it is not there.
-SHIM = '''"""The classes of this checkpoint live in the package elman-core: pip install elman-core
+# Transformers reads the imports of this file before it runs it, but none below `try`: of those it would name the package
+# `elman_core` on the index, which need not be ours.
+SHIM = f'''"""The classes of this checkpoint live in the package elman-core.
 
 config.json names under "made_with" the packages of the variants it needs.
 """
 
-from elman_core import (  # noqa: F401
-    LadderConfig,
-    LadderForCausalLM,
-    LadderForSequenceClassification,
-    LadderForTokenClassification,
-    LadderModel,
-)
+try:
+    from elman_core import (  # noqa: F401
+        LadderConfig,
+        LadderForCausalLM,
+        LadderForSequenceClassification,
+        LadderForTokenClassification,
+        LadderModel,
+    )
+except ImportError as error:
+    raise ImportError("this model needs the package elman-core: {how_to_install("elman-core")}") from error
 '''
 
 AUTO_MAP = {

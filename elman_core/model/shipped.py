@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elman_core.registry import CheckpointError, did_you_mean, package_folders
+from elman_core.registry import CheckpointError, did_you_mean, how_to_install, package_folders
 
 GROUP = "elman.checkpoints"
 PREFIX = "pretrained/"
@@ -28,7 +28,9 @@ def shipped(path: str | os.PathLike) -> Path:
     folders = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
     if name not in folders:
         known = (
-            f"Installed: {', '.join(sorted(folders))}" if folders else "Two small models: pip install elman-checkpoints"
+            f"Installed: {', '.join(sorted(folders))}"
+            if folders
+            else f"Two small models: {how_to_install('elman-checkpoints')}"
         )
         raise CheckpointError(
             f"no installed package has the model {PREFIX}{name}.{did_you_mean(name, folders)} {known}"

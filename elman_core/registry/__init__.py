@@ -24,6 +24,7 @@ from .errors import (
     did_you_mean,
 )
 from .hookspecs import hookimpl
+from .installing import how_to_install, pip_install
 from .names import Resolved, get_variant, list_variants, parse_size, resolve
 from .plugins import Broken, Installed, package_folders, plugins
 from .variant import Published, Variant, check_value, config_to_dict, option
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Broken", "CheckpointError", "ConfigError", "DataError", "DivergedError", "ElmanError", "Installed", "KernelError",
     "LoaderError", "Mixer", "OutOfMemoryError", "PluginError", "Published", "RankError", "Resolved", "State", "StateSpec",
-    "StorageError", "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl", "list_variants",
-    "option", "package_folders", "parse_size", "plugins", "resolve",
+    "StorageError", "Variant", "check_value", "config_to_dict", "did_you_mean", "get_variant", "hookimpl",
+    "how_to_install", "list_variants", "option", "package_folders", "parse_size", "pip_install", "plugins", "resolve",
 ]  # fmt: skip
 
 

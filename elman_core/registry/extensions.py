@@ -14,10 +14,10 @@ from typing import Any
 
 from .checks import needs_core, one_line
 from .errors import ConfigError, PluginError, did_you_mean, printable
+from .installing import KNOWN, how_to_install
 from .plugins import GROUP, entry_points, package_of
 
 KINDS = ("commands", "executors", "loggers", "sources")
-KNOWN = Path(__file__).parent / "extensions.toml"
 
 
 def extensions(kind: str) -> dict[str, list[metadata.EntryPoint]]:
@@ -52,7 +52,7 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = lambda _
     if others:
         raise PluginError(f"{what} is in {package} and in {package_of(others[0])}: uninstall one")
     if needs := needs_core(first.dist):
-        raise PluginError(f"{what} of {package} needs {needs}: pip install '{needs}'")
+        raise PluginError(f"{what} of {package} needs {needs}: {how_to_install(needs)}")
     try:
         made = first.load()
         check(made)
@@ -71,7 +71,7 @@ def known(kind: str) -> dict[str, str]:
 def _missing(kind: str, name: str, points: dict[str, Any]) -> str:
     word = kind.removesuffix("s")
     if package := known(kind).get(name):
-        return f"{word} {name!r} is not installed: pip install {package}"
+        return f"{word} {name!r} is not installed: {how_to_install(package)}"
     return f"there is no {word} {name!r}.{did_you_mean(name, points)} Installed: {', '.join(points) or 'none'}"
 
 

@@ -22,6 +22,7 @@ from elman_core.imports import without_collection
 from . import hookspecs
 from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow, shared_state_kept
 from .errors import PluginError, did_you_mean, nearest, printable
+from .installing import how_to_install
 from .variant import Variant
 
 GROUP = "elman"
@@ -219,9 +220,9 @@ class Plugins:
                 cause = broken.error
         for left in self.not_loaded:
             if left.entry_point == name or _made_by(left.package, made_with):
-                words.append(f"{left.package} {left.version} needs {left.needs}: pip install '{left.needs}'.")
+                words.append(f"{left.package} {left.version} needs {left.needs}: {how_to_install(left.needs)}.")
         if made_with and not there:
-            words.append(f"The checkpoint was made with {made_with}: pip install {made_with.split('==')[0]}")
+            words.append(f"The checkpoint was made with {made_with}: {how_to_install(made_with.split('==')[0])}")
         else:
             if "," in name:
                 words.append(f"Join the variants of one model with +: {name.replace(',', '+')}.")

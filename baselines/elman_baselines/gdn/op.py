@@ -19,8 +19,9 @@ from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
 from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
+from elman_core.registry import pip_install
 
-INSTALL = "pip install 'elman-baselines[fla]'"
+INSTALL = pip_install("elman-baselines[fla]")
 _log = logging.getLogger("elman_core")
 CHECKED = 128
 """The head width at which fla's gradients were compared with float64 where fla itself refuses to compute them."""

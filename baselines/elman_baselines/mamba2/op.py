@@ -19,10 +19,11 @@ from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
 from elman_core.kernels import load_or_warn, warn_of_packed_rows
+from elman_core.registry import pip_install
 
 log = logging.getLogger("elman_core")
 CHUNK = 256
-INSTALL = "pip install 'elman-baselines[mamba]'"
+INSTALL = pip_install("elman-baselines[mamba]")
 
 
 @dataclass(frozen=True)

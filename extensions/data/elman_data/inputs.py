@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from elman_core.extension import ConfigError, DataError, open_regular
+from elman_core.extension import ConfigError, DataError, how_to_install, open_regular
 
 try:
     from orjson import loads
@@ -272,7 +272,7 @@ def _library(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise ConfigError(f"this needs {package}: pip install 'elman-data[{extra}]'") from error
+        raise ConfigError(f"this needs {package}: {how_to_install(f'elman-data[{extra}]')}") from error
 
 
 def _is_utf8(line: bytes) -> bool:
