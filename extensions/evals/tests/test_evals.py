@@ -13,6 +13,7 @@ import torch
 from elman_evals.command import evals
 from elman_evals.scoring import document_loglikelihood
 from hf_helpers import KINDS, tiny
+from packed_files import write_tokenizer
 
 from elman_core.cli import main as elman
 from elman_core.registry import ConfigError, DataError
@@ -52,7 +53,7 @@ class StandIn:
 
         self.model = AutoModelForCausalLM.from_pretrained(pretrained).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(pretrained)
-        self.prefix_token_id = self.tokenizer.bos_token_id
+        self.prefix_token_id = self.tokenizer.bos_token_id or self.tokenizer.eos_token_id
         self._max_length = max_length and int(max_length)
         self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
 
@@ -112,6 +113,25 @@ def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, save
     assert sys.argv == before
 
 
+def save_tokens(folder):
+    """A model of tokens, and the bits per byte of `TEXT` behind the token that ends documents, from the whole forward."""
+    model = tiny("gru", dtype=torch.float32, vocab_size=300)
+    tokenizer = model.tokenizer = write_tokenizer(folder / "bpe", [TEXT])
+    model.save_pretrained(folder)
+    (folder / "text").write_text(TEXT, encoding="utf-8")
+    tokens = torch.tensor([[tokenizer.eos_token_id, *tokenizer(TEXT, add_special_tokens=False).input_ids]])
+    assert tokens.shape[1] < len(TEXT) / 2
+    with torch.no_grad():
+        nats = torch.nn.functional.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:], reduction="sum")
+    return nats.item() / len(TEXT.encode()) / math.log(2)
+
+
+def test_a_model_of_tokens_is_scored_in_bits_per_byte_of_the_text(harness, tmp_path):
+    expected = save_tokens(tmp_path)
+    evals(str(tmp_path), [], None, tmp_path / "text")
+    assert harness.result == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_context_is_never_cut_unless_asked(harness, saved):
     evals(str(saved), None, None, saved / "text")  # registers the model type
     whole, cut = harness.models["elman"](saved), harness.models["elman"](saved, max_length=64)
@@ -137,10 +157,13 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
-def test_the_real_harness_gives_the_same_bits_per_byte(saved, capsys):
+@pytest.mark.parametrize("kind", ["bytes", "tokens"])
+def test_the_real_harness_gives_the_same_bits_per_byte(kind, saved, tmp_path_factory, capsys):
     """Half a minute of imports; the harness brings hundreds of megabytes, so it is not among the test requirements."""
-    words = [str(saved), "--data", str(saved / "text"), "--", "--device", "cpu", "--output_path", str(saved / "out")]
+    folder = saved if kind == "bytes" else tmp_path_factory.mktemp("tokens")
+    expected = by_elman(saved, capsys) if kind == "bytes" else save_tokens(folder)
+    words = [str(folder), "--data", str(folder / "text"), "--", "--device", "cpu", "--output_path", str(folder / "out")]
     subprocess.run([sys.executable, "-m", "elman_core", "evals", *words], check=True, capture_output=True, timeout=280)
-    (report,) = (saved / "out").rglob("*.json")
+    (report,) = (folder / "out").rglob("*.json")
     found = json.loads(report.read_text())["results"]["text_bits_per_byte"]["bits_per_byte,none"]
-    assert found == pytest.approx(by_elman(saved, capsys), rel=1e-6)
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -136,8 +136,8 @@ class Request:
         self.cancelled = True
 
 
-ALONE = 16
-"""While nobody writes, prompts are read so many pieces' tokens at a time; otherwise one's, so that no stream stalls."""
+BESIDE, ALONE = 2, 16
+"""Of prompts, so many pieces' tokens are read at a time: beside texts that are written, whose streams wait, and alone."""
 
 
 @dataclass(eq=False)
@@ -300,7 +300,7 @@ class Engine(threading.Thread):
         due = [reading for reading in self._reading if not reading.done]
         group = [reading for reading in due if self._kind(reading) == self._kind(due[0])]
         if group:
-            budget = self.piece * (1 if live else ALONE) // max(self._end(r) - r.position for r in group)
+            budget = self.piece * (BESIDE if live else ALONE) // max(self._end(r) - r.position for r in group)
             group = group[: max(1, budget) if self.together else 1]
             self._read_on(group)
             self._reading = [reading for reading in self._reading if reading not in group] + group  # all get their turn
