@@ -1,5 +1,6 @@
 """Two models side by side: pairs of the same batches, honest words, and what makes a comparison less than it seems."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -14,9 +15,13 @@ from elman_bench.results.statistics import (
     student_mean,
     student_quantile,
 )
+from packed_files import documents, write_packed, write_tokenizer
 from results_helpers import DATA, example_suite, losses, write_run
+from train_helpers import TINY
 
 from elman_core.cli import main
+from elman_core.training.settings import apply_sets, from_dict
+from elman_core.training.start import start
 
 BITS = 1 / math.log(2)
 OTHER = "model.hidden_size=128"
@@ -130,6 +135,29 @@ def test_another_text_is_not_the_same_batches(tmp_path, monkeypatch):
     write_run(tmp_path / "a2", "train.steps=800")  # the model of a, on the other text
     (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "a2"]))
     assert found.second.name == f"{found.first.name.removesuffix(' (a)')} (a2)"
+
+
+def test_a_run_on_tokens_and_one_on_bytes_are_compared_in_bits_per_byte(tmp_path, capsys):
+    tokenizer = write_tokenizer(tmp_path / "bpe", documents())
+    text = write_packed(tmp_path / "text.bin", documents(), tmp_path / "bpe", tokenizer)
+    (tmp_path / "raw").write_text("\x1e".join(documents()), encoding="utf-8")
+    for name, path in (("bytes", tmp_path / "raw"), ("tokens", text)):
+        how = (f"data.path={path}", "data.heldout=0.2", "train.steps=60", "train.lr=0.02", "train.eval_every=60")
+        start(from_dict(apply_sets(copy.deepcopy(TINY), how)), tmp_path / name, quiet=True).fit()
+    runs = [tmp_path / "bytes", tmp_path / "tokens"]
+    assert main(["compare", *map(str, runs), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    lines = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs]
+    steps = [[line["bits_per_byte"] for line in each if line["kind"] == "step"][-30:] for each in lines]
+    ends = [[line["bits_per_byte"] for line in each if line["kind"] == "evaluation"][-1] for each in lines]
+    (one,) = found["pairs"]
+    assert one["loss"]["mean"] == pytest.approx(np.mean(steps[0]) - np.mean(steps[1]))
+    assert one["heldout"] == pytest.approx(ends[0] - ends[1])
+    assert not one["paired"]
+    assert any("did not read the same batches" in text for text in found["caveats"])
+    assert main(["results", *map(str, runs), "--json"]) == 0
+    rows = [row for group in json.loads(capsys.readouterr().out)["groups"] for row in group["rows"]]
+    assert sorted(row["bits_per_byte"] for row in rows) == pytest.approx(sorted(ends))
 
 
 def test_a_difference_that_still_changes_is_said(tmp_path):
