@@ -321,7 +321,7 @@ y, last = e42(u, w, h0, torch.arange(10).view(5, 2) > 2, backend="host")
 print(y.tolist(), torch.autograd.grad(y.sum() + last.sum(), [u, w])[1].tolist())
 for wrong in (w.detach().half(), w[:3], 3):
     try:
-        native._host_module(e42.cell).run("forward", u=u, w=wrong)
+        native._cpu_module(e42.cell, 'host', torch.float32).run("forward", u=u, w=wrong)
     except Exception as error:
         print(error)
 """

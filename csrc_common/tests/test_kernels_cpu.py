@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elman_core.kernels import Maps, build, dispatch
+from elman_core.kernels import Case, Maps, build, dispatch
 from elman_core.kernels.matrix.problems import case as matrix_case
 from elman_core.kernels.rows.spec import case as rows_case
 from elman_core.kernels.verify import failures, verify
@@ -14,6 +14,8 @@ from elman_core.testing.kernel import need_host_compiler
 
 e88 = pytest.importorskip("elman_e88.op").e88
 m2rnn = pytest.importorskip("elman_m2rnn.op").m2rnn
+gru_gates = pytest.importorskip("elman_baselines.rnn.op").gru_gates
+e42, e68 = (getattr(pytest.importorskip(f"elman_{name}.op"), name) for name in ("e42", "e68"))
 f32, bf16 = torch.float32, torch.bfloat16
 MAPS = e88.cell.maps[0]
 PROBLEMS = [
@@ -21,6 +23,9 @@ PROBLEMS = [
     (e88, matrix_case((2, 18, 2, 20, 7), bf16, maps=MAPS, strided=True)),
     (m2rnn, rows_case((2, 35, 3, 12, 20), f32, masked=True, packed=True)),
     (m2rnn, rows_case((1, 18, 1, 16, 16), bf16, strided=True, shared=True)),
+    (e42, Case.of("TBd", (21, 6, 70), bf16, strided=True)),
+    (gru_gates, Case.of("TBd", (21, 3, 40), bf16, strided=True)),
+    (e68, Case.of("TBd", (21, 3, 70), bf16, strided=True)),
 ]
 
 
@@ -73,7 +78,7 @@ def test_auto_takes_the_kernel_where_it_pays_whatever_the_batch(undecided, monke
     need_host_compiler()
     run(1, 63)
     assert not undecided
-    assert m2rnn.backend("cpu", K, K) == "cpu, compiled at its first use"
+    assert m2rnn.backend("cpu", K, K) == "reference, or cpu where that pays"
     alone, together = run(1, 64), run(4, 64)
     assert list(undecided.values()) == [True]
     assert m2rnn.backend("cpu", K, K) == "cpu"
@@ -83,6 +88,25 @@ def test_auto_takes_the_kernel_where_it_pays_whatever_the_batch(undecided, monke
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     torch.testing.assert_close(run(1, 64), alone)
     assert list(undecided.values()) == [True, False]
+
+
+def test_vector_states_take_it_in_training_and_a_text_alone_never_waits_for_a_compiler(undecided):
+    need_host_compiler()
+    given = torch.randn(512, 9, 128), torch.eye(128) / 2, torch.zeros(9, 128)
+
+    def made(rows):
+        u, w, h = (x[:, :rows] if x.dim() == 3 else x[:rows] if len(x) == 9 else x for x in given)
+        return e42(u.requires_grad_(), w, h)[0]
+
+    with torch.no_grad():
+        plain = made(9)
+    assert not undecided
+    found = made(9)
+    assert list(undecided.values()) == [True]
+    torch.testing.assert_close(found, plain)
+    for rows in (1, 2, 5):
+        assert torch.equal(made(rows), found[:, :rows])
+    assert len(undecided) == 1
 
 
 @pytest.mark.parametrize(

@@ -154,14 +154,16 @@ def shipped(
     `defines`: its macros, without ELMAN_ in front; a dtype becomes its number in elman/dtype.h. `declared`: of the cell.
 
     Raises:
-        KernelError: the sources are not installed.
+        KernelError: the sources are not installed, or there is no kernel of a CPU in this dtype.
     """
     if not targets():
         raise KernelError(f"the kernel sources are not installed: {how_to_install('elman-csrc')}")
     import elman_csrc
 
-    from .runtime import DTYPE_CODES
+    from .runtime import CPU_DTYPES, DTYPE_CODES
 
+    if cpu and defines["DTYPE"] not in CPU_DTYPES:
+        raise KernelError(f"{name}: kernels of a CPU store float32 and bfloat16, not {defines['DTYPE']}")
     return Extension(
         name=name,
         binding=elman_csrc.get_bindings() / binding,
@@ -184,7 +186,7 @@ def emulated(extension: Extension) -> Extension:
 
 def targets() -> tuple[Target, ...]:
     """The targets for which the skeletons of `elman_csrc` can be compiled; none if it is not installed."""
-    return () if importlib.util.find_spec("elman_csrc") is None else ("host", "cuda")
+    return () if importlib.util.find_spec("elman_csrc") is None else ("host", "cuda", "cpu")
 
 
 def cache_dirs() -> list[Path]:

@@ -20,6 +20,7 @@ from elman_core.registry.installing import how_to_install
 
 from .build import Extension, build_all, local_arch
 from .runtime import (
+    CPU_DTYPES,
     caller,
     constant_when_compiled,
     load_or_warn,
@@ -105,6 +106,8 @@ def launches(x: Tensor) -> bool:
     return x.is_cuda or (_asked is not None and x.is_meta)
 
 
+FEW = 7
+"""Rows of the batch of the problem that verifies a kernel of a CPU whose module takes any number."""
 SHORTEST = 64
 """Steps from which a kernel of a CPU may run in "auto"."""
 
@@ -115,7 +118,12 @@ def pays(like: Tensor, steps: int, elements: int) -> bool:
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too.
     """
     enough = like.is_cpu and steps >= SHORTEST and steps * elements >= 1 << 18
-    return enough and like.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
+    return enough and like.dtype in CPU_DTYPES and not torch.compiler.is_compiling()
+
+
+def trains(like: Tensor, steps: int, width: int) -> bool:
+    """As `pays`, for a state of so many channels. Its steps are short in plain PyTorch, so that a text alone does not pay."""
+    return torch.is_grad_enabled() and pays(like, steps, 4 * width)
 
 
 def choose(
@@ -222,4 +230,4 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         index = torch.cuda.current_device() if device.index is None else device.index
     here = {key: found for key, found in _decided.items() if key[:2] == (name, index) and fits(*key[4:])}
     made = " and ".join(sorted({kind if found else plain for found in here.values()}))
-    return made or f"{kind}, compiled at its first use"
+    return made or (f"{plain}, or cpu where that pays" if kind == "cpu" else f"{kind}, compiled at its first use")

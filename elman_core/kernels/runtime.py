@@ -32,6 +32,8 @@ Loaded = TypeVar("Loaded")
 Called = TypeVar("Called", bound=Callable[..., Any])
 DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """As in elman/dtype.h: what tensors may be stored in."""
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+"""What kernels of a CPU store."""
 _library = Library("elman", "FRAGMENT")
 _log = logging.getLogger("elman_core")
 _warned: set[tuple[str, str]] = set()

@@ -2,7 +2,8 @@
 
 T time, B batch, I width of the input, d width of the state. On a GPU, kernels of our own (`elman_core.kernels.GatesKernel`) run
 what they support: 16 bits, more than one step. cuDNN runs the rest in the dtype of x, and everything with
-ELMAN_KERNELS=off. On a CPU 16-bit inputs are computed in float32. The states that go in and out stay float32 (or float64).
+ELMAN_KERNELS=off. On a CPU our kernels train GRUs, and LSTMs of packed or masked rows, where that pays; elsewhere 16-bit inputs
+are computed in float32. The states that go in and out stay float32 (or float64).
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def lstm(
     starts_TB: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y (T, B, d), hT (B, d), cT (B, d)), as `lstm_reference`."""
-    if _has_kernel(lstm_gates, x_TBI, weights, starts_TB):
+    fast = x_TBI.is_cpu and mask_TB is None and starts_TB is None  # there, torch's LSTM is as fast for whole rows
+    if not fast and _has_kernel(lstm_gates, x_TBI, weights, starts_TB):
         w_ih, w_hh, b_ih, b_hh = weights  # both biases are added to the same sums
         given = (_linear(x_TBI, w_ih), w_hh, b_ih + b_hh, h0_Bd, c0_Bd)
         y_TBd, h_Bd, c_Bd = lstm_gates(*given, mask=mask_TB, starts=starts_TB)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case, Cell, Problems
 
 NAME = "causal_conv"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-CPU_DTYPES = (torch.float32, torch.bfloat16)
 _case = partial(Case.of, "TBCK")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.family import Values
-from elman_core.kernels.runtime import DTYPE_CODES
+from elman_core.kernels.runtime import CPU_DTYPES, DTYPE_CODES
 from elman_core.kernels.spec import Case
 from elman_core.registry.errors import KernelError, KernelTimeoutError
 
@@ -74,14 +74,14 @@ def _run_steps(module: Any, function: str, given: Values) -> None:
     torch.add(product_Bd, carry_Bd, out=given["dh0"])
 
 
-def source(cell: DenseCell, target: Target) -> Extension:
-    """What is compiled for a cell, at the usual size on a GPU. Raises as `build.shipped`."""
-    input_: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
-    binding = "dense_host.cpp" if target == "host" else "dense_cuda.cu"
+def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32) -> Extension:
+    """What is compiled for a cell, at the usual size on a GPU; dtype: of storage on a CPU. Raises as `build.shipped`."""
+    more: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
+    name, binding = f"{cell.name}_dense_{target}", f"dense_{target}.{'cu' if target == 'cuda' else 'cpp'}"
+    if target == "cpu":
+        name, more = f"{name}_{str(dtype).removeprefix('torch.')}", {"DTYPE": dtype}
     declared = {"extras": len(cell.extras), "uses_a": cell.uses_a}
-    return build.shipped(
-        f"{cell.name}_dense_{target}", binding, cell.header, declared=declared, CELL=cell.type, **input_
-    )
+    return build.shipped(name, binding, cell.header, cpu=target == "cpu", declared=declared, CELL=cell.type, **more)
 
 
 @cache
@@ -117,8 +117,8 @@ def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int) -> 
 
 def module_for(cell: DenseCell, target: Target, case: Case) -> Extension:
     """What a case compiles on this machine."""
-    if target == "host":
-        return source(cell, "host")
+    if target != "cuda":
+        return source(cell, target, case.dtype)
     steps, rows, width = (case.sizes[k] for k in "TBd")
     device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
     chosen = plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
@@ -129,8 +129,8 @@ def builds(
     cell: DenseCell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0
 ) -> list[Extension]:
     """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
-    if target == "host":
-        return [source(cell, "host")]
+    if target != "cuda":
+        return [source(cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
     if arch not in GPUS:
         raise KernelError(f"{arch!r} is not an architecture dense kernels are built for: {', '.join(GPUS)}")
     found: dict[Extension, None] = {}
@@ -196,17 +196,18 @@ def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) 
     dtype, slots = main_TBd.dtype, 1
     if cell.blocks:
         given["slots"] = slots = len(given["w"])
-    if target == "host":
-        if dtype not in (torch.float32, torch.float64):
+    if target in ("host", "cpu"):
+        if target == "host" and dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
-        module, apart = _host_module(cell), False
+        module, apart = _cpu_module(cell, target, dtype), False
+        given["threads"] = torch.get_num_threads()
     else:
         (steps, batch, width), device = main_TBd.shape, main_TBd.device
         if steps * batch > MAX_PLACES:
             plan((steps, batch, width), dtype, _device(device.index))  # which says so
         module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
         given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
-    if cell.bare is not None and (apart or target == "host"):
+    if cell.bare is not None and (apart or target != "cuda"):
         raise KernelError(
             f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
         )
@@ -233,8 +234,8 @@ def _device(index: int | None) -> Device:
 
 
 @cache
-def _host_module(cell: DenseCell) -> Any:
-    return launch.opened(source(cell, "host"), family_of(cell))
+def _cpu_module(cell: DenseCell, target: Target, dtype: torch.dtype) -> Any:
+    return launch.opened(source(cell, target, dtype), family_of(cell))
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -5,10 +5,11 @@ The op is the recurrence over all time steps
     a_t = W h_{t-1} + u_t,   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
 
 It is registered with `torch.library` as `elman::dense_NAME`, with its backward `elman::dense_NAME_backward`, for FakeTensor,
-`torch.compile` and CUDA graphs. Three back ends compute it:
+`torch.compile` and CUDA graphs. Five back ends compute it:
 
-    torch   plain PyTorch with a hand-written backward (portable.py): every device; the default on a CPU, the fallback on a GPU
+    torch   plain PyTorch with a hand-written backward (portable.py): every device; the fallback
     cuda    the persistent kernel of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer
+    cpu     the same cell header in vectors and threads (dense_cpu.h), in float32 or bfloat16: in training, where that pays
     host    the same cell header in C++ loops, for tests: runs only if asked for by name
     emulated  the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
 
@@ -33,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
-from elman_core.kernels.dispatch import choose, in_words, launches, runs
+from elman_core.kernels.dispatch import FEW, choose, in_words, launches, runs, trains
 from elman_core.kernels.runtime import (
     Wanted,
     autocast_dtype,
@@ -123,8 +124,8 @@ class DenseKernel:
             w_dd: W, rows are outputs; in the dtype of u or in float32.
             h0_Bd: initial state.
             mask_TB: bool; where False the state is held, y is 0, and gradients flow back only through the state.
-            starts_TB: bool; where True the state is set to 0 before the step, masked or not. So far only plain PyTorch does
-                this; on a GPU, one warning says so.
+            starts_TB: bool; where True the state is set to 0 before the step, masked or not. The kernels of a GPU do not
+                do this yet; one warning says so.
             v: (d, K); may be W itself. b: (d,).
             silu: whether x passes SiLU first.
             backend: "auto" or one from the module's docstring.
@@ -168,7 +169,11 @@ class DenseKernel:
         if spare:
             u_TBd, mask_TB, starts_TB, *more = with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
             extras, (h0_Bd,) = tuple(more), with_spare(spare, 0, h0_Bd)
-        backend = choose(self.name, backend, u_TBd, lambda: map(int, (*u_TBd.shape[1:], *slots)), starts=starts_TB)
+        T, B, d = u_TBd.shape
+        cpu = trains(u_TBd, T, d)
+        backend = choose(
+            self.name, backend, u_TBd, lambda: map(int, (FEW if cpu else B, d, *slots)), starts=starts_TB, cpu=cpu
+        )
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         bias = () if recurrence is self._plain else (b,)

@@ -48,6 +48,7 @@ class Recurrence(Compiled):
 
     def __init__(self, cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.cell, self.name, self.tied, self._kernel = cell, cell.name, cell.bare is not None, kernel
+        self.cpu = not self.tied
         self.operator = Operator(family_of(cell), cell, native.run, portable.PLAIN, portable.gradients)
         self.op = self.operator.op
         register(self)

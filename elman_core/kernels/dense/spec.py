@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case, Cell, Inputs, Problems
 
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -74,7 +75,7 @@ def _family(tied: bool = False, w: str = "dd") -> Family:
             *((Row("dx", "TBd"), Row("db", "d", "compute")) if tied else ()),
         ),
         members=(Row("dbias", "?d", "compute"), Row("product", "Bd", "compute"), Row("state", "Bd", "compute")),
-        numbers="error stream rows groups delay timeout_ns slots t",
+        numbers="error stream rows groups delay timeout_ns slots t threads",
         constants=("str backend",),
         derive=_derive,
     )  # fmt: skip
@@ -116,6 +117,17 @@ PROBLEMS: dict[Any, Problems] = {
         },
         count=56,
     ),
+    "cpu": Problems(
+        "TBd",
+        CPU_DTYPES,
+        named=(
+            ((1, 3, 48), ""), ((17, 3, 70), "masked packed"), ((33, 7, 40), "masked strided"), ((66, 2, 130), "packed bare"),
+        ),
+        large=(((4096, 2, 64), ""),),
+        values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 320)},
+        words="masked strided bare packed",
+        count=20,
+    ),
 }  # fmt: skip
 BLOCK_PROBLEMS: dict[Any, Problems] = {
     "host": Problems(
@@ -139,6 +151,15 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
         large=(),
         values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((4096, 8), (3072, 4), (2048, 2), (2048, 8))},
         count=12,
+    ),
+    "cpu": Problems(
+        "TBdS",
+        CPU_DTYPES,
+        named=(((1, 3, 150, 3), ""), ((18, 7, 150, 3), "masked packed"), ((33, 2, 160, 4), "strided bare")),
+        large=(),
+        values={"T": (1, 21, 40), "B": (2, 9), "dS": ((120, 2), (256, 8))},
+        words="masked strided bare packed",
+        count=6,
     ),
 }  # fmt: skip
 # Two blocks that exchange the state in a cluster, with and without a mask.

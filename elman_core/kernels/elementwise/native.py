@@ -13,14 +13,18 @@ from .spec import FAMILY, ElementwiseCell
 
 
 def extension(cell: ElementwiseCell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
-    """What is compiled for a cell: one module for the CPU, and one for each dtype of a GPU. Raises `KernelError` for others."""
+    """A cell's module for tests ("host"), or one for each dtype of a GPU or CPU. Raises `KernelError` for other dtypes."""
     name = f"{cell.name}_elementwise_{target}"
     declared = {"streams": len(cell.streams), "vectors": len(cell.vectors), "states": len(cell.states)}
     if target == "host":
         return build.shipped(name, "elementwise_host.cpp", cell.header, declared=declared, CELL=cell.type)
+    name += f"_{str(dtype).removeprefix('torch.')}"
+    if target == "cpu":
+        return build.shipped(
+            name, "elementwise_cpu.cpp", cell.header, cpu=True, declared=declared, CELL=cell.type, DTYPE=dtype
+        )
     if dtype == torch.float64:
         raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
-    name += f"_{str(dtype).removeprefix('torch.')}"
     return build.shipped(name, "elementwise_cuda.cu", cell.header, declared=declared, CELL=cell.type, DTYPE=dtype)
 
 
@@ -39,7 +43,7 @@ def run(cell: ElementwiseCell, function: str, given: Values, values: Values) -> 
         function = "step"  # of decoding: it has its own launch
     with launch.on(first):
         made = module(cell, backend, first.dtype, first.device.index)
-        made.run(function, cuda_stream=launch.stream(first), **given)
+        made.run(function, cuda_stream=launch.stream(first), threads=torch.get_num_threads(), **given)
 
 
 module = launch.opener(FAMILY, extension)

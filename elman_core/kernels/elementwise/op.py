@@ -5,12 +5,13 @@ The op is the recurrence over all time steps, in which channels and rows are ind
     (h_t, y_t) = cell(h_{t-1}, x_t, p)        h: one state or more, x: streams (T, B, d), p: learned vectors (d,)
 
 It is registered with `torch.library` as `elman::elementwise_NAME`, with its backward `elman::elementwise_NAME_backward`, for
-FakeTensor, `torch.compile` and CUDA graphs. Three back ends compute it:
+FakeTensor, `torch.compile` and CUDA graphs. Four back ends compute it:
 
-    torch   plain PyTorch with a hand-written backward (portable.py): every device; the default on a CPU, the fallback on a GPU
+    torch   plain PyTorch with a hand-written backward (portable.py): every device; the fallback
     cuda    the kernels of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer. The forward
             keeps the states of every 16th step, and the backward computes the others again; a single step without gradients,
             as in decoding, has its own launch
+    cpu     the same cell header in vectors and threads (elementwise_cpu.h), float32 or bfloat16: in training, where that pays
     host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
 "reference" is the variant's step in an obvious loop, differentiated by autograd: the truth for all of them.
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.dispatch import Compiled, choose, in_words, register
+from elman_core.kernels.dispatch import FEW, Compiled, choose, in_words, register, trains
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_steps, limit
@@ -51,6 +52,8 @@ class ElementwiseKernel(Compiled):
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
     """
+
+    cpu = True
 
     def __init__(
         self,
@@ -100,7 +103,9 @@ class ElementwiseKernel(Compiled):
         given += (None,) * (len(self._wanted) - len(given))
         check(self.name, self._wanted, given)
         first: Any = given[0]
-        backend = choose(self.name, backend, first, lambda: map(int, first.shape[1:]))
+        T, B, d = first.shape
+        cpu = trains(first, T, d)
+        backend = choose(self.name, backend, first, lambda: map(int, (FEW if cpu else B, d)), cpu=cpu)
         y_TBd, last_SBd = self._operator(*given, backend=backend)
         return y_TBd, *last_SBd.unbind(0)
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case, Cell, Problems
 
-INTERVAL = 16  # steps between the states that a forward on a GPU keeps: kSteps of elementwise_cell.h
+INTERVAL = 16  # steps between the states that a forward keeps: kSteps of elementwise_cell.h
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,8 +29,8 @@ class ElementwiseCell(Cell):
 def _derive(cell: ElementwiseCell, sizes: Values, values: Values) -> None:
     """N: of how many steps the states before them are kept. W: of all streams. V vectors. R: rows of their gradients."""
     steps, backend = sizes["T"], values["backend"]
-    kept = {"torch": steps, "cuda": (steps + INTERVAL - 1) // INTERVAL, "host": 1}
-    sizes["N"] = kept[backend] if values.get("keep") else 0
+    kept = {"torch": steps, "host": 1}.get(backend, (steps + INTERVAL - 1) // INTERVAL)
+    sizes["N"] = kept if values.get("keep") else 0
     sizes["W"], sizes["V"] = len(cell.streams) * sizes["d"], len(cell.vectors)
     sizes["R"] = 1 if backend == "torch" else sizes["B"]
 
@@ -55,7 +56,7 @@ FAMILY = Family(
         Row("dstream", "TBd", names="streams", strides="TB"), Row("initial", "Sd", "compute"),
         Row("dinitial", "SBd", "compute"),
     ),
-    numbers="early cuda_stream",
+    numbers="early cuda_stream threads",
     derive=_derive,
 )  # fmt: skip
 
@@ -91,6 +92,17 @@ PROBLEMS: dict[Any, Problems] = {
         },
         words="masked strided bare packed",
         count=60,
+    ),
+    "cpu": Problems(
+        "TBd",
+        CPU_DTYPES,
+        named=(
+            ((1, 2, 64), ""), ((17, 3, 70), "masked packed"), ((33, 2, 200), "masked strided"), ((48, 3, 130), "packed bare"),
+        ),
+        large=(((4096, 1, 256), ""),),
+        values={"T": (1, 16, 21, 65), "B": (1, 3, 9), "d": (37, 64, 129, 320)},
+        words="masked strided bare packed",
+        count=20,
     ),
 }  # fmt: skip
 EMULATED = (

@@ -17,6 +17,7 @@ from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.dense.native import TIMEOUT_NS, _device, error_word
 from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import constant_when_compiled
+from elman_core.kernels.spec import Case
 from elman_core.registry.errors import KernelError
 
 from .spec import FAMILY, GatesCell
@@ -29,8 +30,8 @@ def extension(
     cell: GatesCell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8,
     packed: bool = False,
 ) -> Extension:  # fmt: skip
-    """What is compiled for a cell: one module for the CPU; for a GPU one for each dtype, width and 8 or 16 rows. packed: for
-    calls with starts of documents.
+    """What is compiled for a cell: one module for tests, one for each dtype of a CPU; for a GPU one for each dtype, width and 8
+    or 16 rows. packed: for calls with starts of documents.
 
     Raises:
         KernelError: the sources are not installed, or no kernel has this dtype or width.
@@ -40,6 +41,11 @@ def extension(
     declared["staged"] = cell.inner is not None
     if target == "host":
         return build.shipped(name, "gates_host.cpp", cell.header, declared=declared, CELL=cell.type)
+    name += f"_{str(dtype).removeprefix('torch.')}"
+    if target == "cpu":
+        return build.shipped(
+            name, "gates_cpu.cpp", cell.header, cpu=True, declared=declared, CELL=cell.type, DTYPE=dtype
+        )
     if dtype not in DTYPES:
         raise KernelError(f"{cell.name}: kernels of gated cells store bfloat16 and float16, not {dtype}")
     if width % STEP or width > WIDEST:
@@ -47,9 +53,17 @@ def extension(
             f"{cell.name}: its kernels take widths that are multiples of {STEP} up to {WIDEST}, not {width}"
         )
     tiles = 1 if rows <= 8 else 2
-    name += f"_{str(dtype).removeprefix('torch.')}_{width}_{tiles}" + "_packed" * packed
+    name += f"_{width}_{tiles}" + "_packed" * packed
     sizes: dict[str, Any] = {"DTYPE": dtype, "WIDTH": width, "TILES": tiles, "PACKED": int(packed)}
     return build.shipped(name, "gates_cuda.cu", cell.header, declared=declared, CELL=cell.type, **sizes)
+
+
+def module_for(cell: GatesCell, target: Target, case: Case) -> Extension:
+    """What a case compiles on this machine."""
+    width, batch = case.sizes["d"], case.sizes["B"]
+    device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
+    rows = rows_of(batch, max(1, device.processors // ceil(width / OWNED)))
+    return extension(cell, target, case.dtype, width, rows, target == "cuda" and case.has("packed"))
 
 
 @constant_when_compiled
@@ -104,13 +118,14 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
             module, rows, groups = settled(cell, main.dtype, main.shape[1], width, main.device.index, packed)
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
-        elif main.dtype in (torch.float32, torch.float64):
-            module = _host_module(cell)
+        elif values["backend"] == "cpu" or main.dtype in (torch.float32, torch.float64):
+            module = _cpu_module(cell, values["backend"], main.dtype)
+            given["threads"] = torch.get_num_threads()
         else:
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {main.dtype}")
         module.run(function, **given)
 
 
 @cache
-def _host_module(cell: GatesCell) -> Any:
-    return launch.opened(extension(cell, "host"), FAMILY)
+def _cpu_module(cell: GatesCell, target: Target, dtype: torch.dtype) -> Any:
+    return launch.opened(extension(cell, target, dtype), FAMILY)

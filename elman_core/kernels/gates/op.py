@@ -3,11 +3,12 @@
     p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
 
 p and u have k parts of d channels, the gates: a step has k products of the same h. A cell may have no s. The op is registered
-with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Three back ends compute it:
+with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Four back ends compute it:
 
     torch   plain PyTorch with a hand-written backward (portable.py): every device
     cuda    one persistent launch of `elman_csrc` with the cell header, compiled at first use: NVIDIA GPUs, sm_90 and newer,
             16-bit storage, d a multiple of 64 up to 1024
+    cpu     the same cell header in vectors and threads (gates_cpu.h), in float32 or bfloat16: in training, where that pays
     host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
 "reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
@@ -26,9 +27,9 @@ from torch import Tensor
 
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.dense.native import check_errors
-from elman_core.kernels.dispatch import Compiled, choose, in_words, launches, register, runs
+from elman_core.kernels.dispatch import FEW, Compiled, choose, in_words, launches, register, runs, trains
 from elman_core.kernels.operators import Operator
-from elman_core.kernels.runtime import check, spare_rows, with_spare
+from elman_core.kernels.runtime import CPU_DTYPES, check, spare_rows, with_spare
 from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_steps, limit
 from elman_core.registry.errors import ConfigError
 
@@ -48,11 +49,13 @@ class GatesKernel(Compiled):
             tuples of `gates` tensors, and the first state is h.
         gates: k. kept: how many numbers the C++ cell keeps for the backward. splits: whether its du differs from dp.
         inner: of a staged cell, `inner(p, u, h)` in PyTorch: what the last product is of, in place of h. It reads the first
-            k - 1 of p. Such a cell has the back ends cuda, host and reference.
+            k - 1 of p. Such a cell has no back end torch.
         states: names of the states: h and at most one more.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
+
+    cpu = True
 
     def __init__(
         self,
@@ -118,20 +121,27 @@ class GatesKernel(Compiled):
         if spare:
             u_TBG, mask, starts = with_spare(spare, 1, u_TBG, mask, starts)
             given = (u_TBG, w_Gd, b_G, *with_spare(spare, 0, *states), mask, starts)
-        problem = lambda: (int(u_TBG.shape[1]), int(w_Gd.shape[1]), starts is not None)  # noqa: E731
-        backend = choose(self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference")
+        cpu = trains(u_TBG, len(u_TBG), d)
+        problem = lambda: (FEW, int(d), False) if cpu else (int(u_TBG.shape[1]), int(d), starts is not None)  # noqa: E731
+        backend = choose(
+            self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", cpu=cpu
+        )
         y_TBd, last_SBd = self._operator(*given, backend=backend)
         return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
     @staticmethod
     def supports(device: torch.device, dtype: torch.dtype, width: int) -> bool:
         """Whether there are kernels for this device, dtype and width."""
+        if device.type == "cpu":
+            return dtype in CPU_DTYPES
         sizes = dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
         return sizes and (device.type == "meta" or (device.type == "cuda" and native.is_capable(device.index)))
 
     def takes(self, like: Tensor, width: int, packed: bool = False) -> bool:
         """Whether a kernel runs rows of `like` (T, B, …) at this width; packed: with starts of documents. Compiles and verifies
         it at the first use of a size."""
+        if trains(like, len(like), width):
+            return runs(self.name, like, FEW, int(width), False, cpu=True)
         # Sizes become numbers: a compiled function is compiled again for another batch or width.
         return launches(like) and runs(self.name, like, int(like.shape[1]), int(width), packed)
 
@@ -142,6 +152,7 @@ class GatesKernel(Compiled):
             PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
             extension=lambda target: native.extension(self.cell, target),
+            module=lambda target, case: native.module_for(self.cell, target, case),
             builds=self._builds,
             portable=("torch",) if self.cell.inner is None else (),
             emulated=EMULATED,
@@ -164,8 +175,8 @@ class GatesKernel(Compiled):
     def _builds(
         self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False
     ) -> list[Extension]:
-        if target == "host":
-            return [native.extension(self.cell, "host")]
+        if target != "cuda":
+            return [native.extension(self.cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
         sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
         return [native.extension(self.cell, target, *size, packed) for size in sizes]
 

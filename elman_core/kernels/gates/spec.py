@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case, Cell, Problems
 
 
@@ -57,7 +58,7 @@ FAMILY = Family(
     gradients=(
         Row("du", "TBP", "kept"), Row("dp", "TBG", "kept"), Row("dbias", "BG", "compute"), Row("dh0", "SBd", "compute"),
     ),
-    numbers="error stream rows groups timeout_ns",
+    numbers="error stream rows groups timeout_ns threads",
     derive=_derive,
 )  # fmt: skip
 
@@ -85,6 +86,17 @@ PROBLEMS: dict[Any, Problems] = {
         large=(((2048, 8, 256), ""),),
         values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
         words="masked strided bare packed",
+    ),
+    "cpu": Problems(
+        "TBd",
+        CPU_DTYPES,
+        named=(
+            ((1, 3, 48), ""), ((17, 3, 70), "masked packed"), ((33, 7, 40), "masked strided"), ((66, 2, 130), "packed bare"),
+        ),
+        large=(((2048, 2, 64), ""),),
+        values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 192)},
+        words="masked strided bare packed",
+        count=20,
     ),
 }  # fmt: skip
 EMULATED = (

@@ -73,7 +73,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         call=call,
         extension=lambda target: native.usual(cell, target),
         op=op,
-        targets=(*(there := build.targets()), *(("cpu",) if there else ())),
+        targets=build.targets(),
         module=module,
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
         visible=lambda inputs: {"o": mask[..., None, None]} if (mask := inputs["mask"]) is not None else {},

@@ -10,7 +10,7 @@ from elman_core.kernels.family import Values
 from elman_core.kernels.spec import Cell
 from elman_core.registry.errors import KernelError
 
-from .spec import CPU_DTYPES, DTYPES, FAMILY
+from .spec import DTYPES, FAMILY
 
 
 def extension(name: str, dtype: torch.dtype, rows: int, columns: int, target: Target = "cuda") -> Extension:
@@ -20,12 +20,10 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int, target: Ta
         KernelError: there is no kernel for these, or the sources are not installed.
     """
     title = f"{name}_rows_{target}_{str(dtype).removeprefix('torch.')}_{rows}x{columns}"
-    if target == "cpu" and dtype in CPU_DTYPES and rows <= 128 and columns <= 128:
-        return build.shipped(title, "rows_cpu.cpp", cpu=True, DTYPE=dtype, ROWS=rows, COLUMNS=columns)
+    if target == "cpu" and max(rows, columns) > 128:
+        raise KernelError(f"{name}: no kernel of a CPU for K={rows} V={columns}: they go up to 128")
     if target == "cpu":
-        raise KernelError(
-            f"{name}: no kernel of a CPU for K={rows} V={columns} in {dtype}: up to 128, float32, bfloat16"
-        )
+        return build.shipped(title, "rows_cpu.cpp", cpu=True, DTYPE=dtype, ROWS=rows, COLUMNS=columns)
     if dtype not in DTYPES or rows % 16 or columns not in (16, 32) or not 0 < rows * columns <= 1024:
         raise KernelError(
             f"{name}: no kernel for K={rows} V={columns} in {dtype}. There are: V 16 or 32, K a multiple of 16, K V up to "

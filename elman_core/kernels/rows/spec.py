@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from elman_core.kernels.family import Family, Row, Values, flags
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case, Cell, Problems
 
 DTYPES = (torch.bfloat16, torch.float16)
-CPU_DTYPES = (torch.float32, torch.bfloat16)
 _SEGMENT = 16  # steps between saved states, and rows of a share of dw, as in rows.cuh
 case = partial(Case.of, "BTHKV")
 

@@ -7,7 +7,7 @@
 // Members that a direction does not use are 0. Outputs may hold anything before the call.
 //
 //   elman_dense_declares(i) -> extras, and whether the cell's backward uses a, by index
-//   elman_dense_dtype() -> code of the storage type (dtype.h), for a GPU's module
+//   elman_dense_dtype() -> code of the storage type (dtype.h); a host module serves float and double
 //
 //   forward   reads u, extra, w, h0, mask; writes y, last, the whole history, h_0 included, and a. In a held row h_t = h_{t-1} and y_t = 0, and a is
 //             undefined.
@@ -29,7 +29,7 @@ struct DenseCall {
   CallView u, gy, extra[4];  // extra: inputs of the cell beside u
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
-  std::uint64_t mask;  // [T,B] bytes, 0 = hold the state; or null: nothing is masked
+  std::uint64_t mask, starts;  // [T,B] bytes, 0 = hold the state, 1 = the state before the step is 0; or null
   std::uint64_t a;  // [T,B,d] if the cell uses it
   CallView x;  // tied weights, in place of u
   std::uint64_t b, sums, dx, dbias;  // tied weights: [d] float, [T+1,B,d], [T,B,d], [8 groups,d] float
@@ -37,6 +37,7 @@ struct DenseCall {
   std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
   std::uint64_t product, state;  // a step of the fallback: [B,d] float, product with W; carried state, updated
   std::int64_t t;  // that step
+  std::int64_t threads;  // of a CPU
 };
 ELMAN_LAYOUT(dense, DenseCall, steps, batch, width, extras, slots, u, gy, extra, w, h0, history, y, last, g_last, da, dextra, dh0,
-             mask, a, x, b, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t)
+             mask, starts, a, x, b, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t, threads)

@@ -31,9 +31,10 @@ struct ElementwiseCall {
   std::uint64_t g_last, dh0, dvector, dinitial;  // [states,B,d], [states,B,d], [vectors,B,d], [states,B,d]
   std::int64_t early;  // step: whether it may begin before the previous kernel has ended, for which it then waits itself
   std::uint64_t cuda_stream;
+  std::int64_t threads;  // of a CPU
 };
 ELMAN_LAYOUT(elementwise, ElementwiseCall, steps, batch, width, stream, y, vector, h0, last, checkpoints, mask, starts, initial, gy,
-             dstream, g_last, dh0, dvector, dinitial, early, cuda_stream)
+             dstream, g_last, dh0, dvector, dinitial, early, cuda_stream, threads)
 
 namespace elman::elementwise {
 
