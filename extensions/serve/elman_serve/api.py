@@ -210,7 +210,7 @@ class Api:
             except Exception as error:  # whatever a template raises, such as for roles that do not alternate
                 raise ApiError(400, f"the chat template refuses these messages: {error}", param=param) from error
         else:
-            whole = body.get("prompt", "")
+            whole = body.get("prompt")
             given = whole if isinstance(whole, list) and whole and isinstance(whole[0], str | list) else [whole]
         try:
             if len({type(text) for text in given}) > 1:
@@ -227,8 +227,6 @@ class Api:
                 "context_length_exceeded",
                 param,
             )
-        if len(prompts) * body.get("n", 1) > self.limits.texts:
-            raise ApiError(400, f"more than {self.limits.texts} texts in one request", "invalid_value", "n")
         return prompts
 
     def _tokens(self, numbers: Any) -> Prompt:

@@ -11,7 +11,7 @@ class Limits:
     """What a request may ask for.
 
     Attributes:
-        prompt: tokens. tokens: to write, of each text. texts: of one request. body: bytes of the request itself.
+        prompt: tokens. tokens: to write, of each text. texts: of one prompt, and prompts of a request. body: its bytes.
         vocab: how many tokens there are.
     """
 
@@ -118,8 +118,8 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
 
 
-def _answer(description: str, kind: str = "application/json") -> dict[str, Any]:
-    return {"description": description, "content": {kind: {"schema": {}}}}
+def _answer(description: str, *kinds: str) -> dict[str, Any]:
+    return {"description": description, "content": {kind: {"schema": {}} for kind in kinds}}
 
 
 def document(version: str, bodies: dict[str, dict[str, Any]], keyed: bool) -> dict[str, Any]:
@@ -142,11 +142,12 @@ def document(version: str, bodies: dict[str, dict[str, Any]], keyed: bool) -> di
             "504": "The text was not complete in time.",
         }.items()
     }  # fmt: skip
+    texts = _answer("The texts; events if `stream` is true.", "application/json", "text/event-stream")
     paths: dict[str, Any] = {
         path: {
             "post": {
                 "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-                "responses": {"200": _answer("The texts; a stream of events if `stream` is true."), **wrong},
+                "responses": {"200": texts, **wrong},
             }
         }
         for path, schema in bodies.items()

@@ -299,7 +299,7 @@ WRONG = [
     ({**OK, "temperature": -1}, 400, "invalid_value", "temperature"),
     ({**OK, "seed": 2**64}, 400, "invalid_value", "seed"),
     ({**OK, "n": 65}, 400, "invalid_value", "n"),
-    ({**OK, "prompt": ["a"] * 40, "n": 2}, 400, "invalid_value", "n"),
+    ({**OK, "prompt": None}, 400, "invalid_value", "prompt"),
     ({**OK, "stop": ""}, 400, "invalid_value", "stop"),
     ({**OK, "presence_penalty": 0.5}, 400, "invalid_value", "presence_penalty"),
     ({**OK, "frobnicate": 1}, 400, "invalid_value", None),
@@ -546,9 +546,8 @@ def test_the_openapi_document_describes_the_bodies_that_are_accepted(served):
         jsonschema.Draft202012Validator.check_schema(schema)
         validator = jsonschema.Draft202012Validator(schema)
         if path == "/v1/completions":
-            for body, _, code, _ in WRONG:  # products of numbers, and bytes of text, are not in a schema
-                unseen = code == "context_length_exceeded" or len(body.get("prompt", "")) == 40
-                assert validator.is_valid({"model": "tiny", **body}) == unseen, body
+            for body, _, code, _ in WRONG:  # bytes of text are not in a schema
+                assert validator.is_valid({"model": "tiny", **body}) == (code == "context_length_exceeded"), body
 
 
 def test_the_lines_of_python_of_the_page_run(served, capsys):
