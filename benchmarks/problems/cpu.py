@@ -2,8 +2,9 @@
 
 Each figure is a process of its own, which trains as `elman train` does. Before and after take turns, so that what else the
 machine does slows both. "after" is this checkout. "before" is the Python that ELMAN_BEFORE names, of another checkout; without
-it, plain PyTorch (ELMAN_KERNELS=off), of which only the first step is made. Else the first step, which may compile and verify,
-counts apart ("first_s"). tok_cpu_s: tokens for each second of a core, which other processes disturb less.
+it, plain PyTorch (ELMAN_KERNELS=off; for lstm and gru that is torch's own), of which only the first step is made where that
+takes minutes. Else the first step, which may compile and verify, counts apart ("first_s"). tok_cpu_s: tokens for each second of
+a core, which other processes disturb less. load: processes that wanted to run, over the last minute.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from harness import HERE, Row, Setting
 
 from .step import trainer
 
-MODELS = ("e88:conv_linear@128x3", "e97@192x3", "e75@640x3", "e14@304x3", "m2rnn@384x4")
+MATRICES = ("e88:conv_linear@128x3", "e97@192x3", "e75@640x3", "e14@304x3", "m2rnn@384x4")
+VECTORS = ("e1@384x3", "e42@448x4", "e63@384x3", "e61@448x3", "e68@448x3", "gru@288x3", "lstm@256x3")
+MODELS = (*MATRICES, *VECTORS)
 BATCH, LENGTH, STEPS = 4, 512, {"before": 0, "after": 8}
 
 
@@ -35,9 +38,12 @@ def rows(setting: Setting) -> Iterator[Row]:
         if not setting.wants(model=model, variant=model.partition("@")[0].partition(":")[0]):
             continue
         made: dict[str, list[Row]] = {who: [] for who in STEPS}
+        steps = STEPS if model in MATRICES else dict.fromkeys(STEPS, 8)
         for _ in range(setting.repeats):
             for who, found in made.items():
-                found.append(setting.row(lambda who=who, model=model: apart(setting, who, model)))  # type: ignore[misc]
+                found.append(
+                    setting.row(lambda who=who, model=model, steps=steps: apart(setting, who, model, steps[who]))
+                )  # type: ignore[misc]
         for who, found in made.items():
             there = [row for row in found if "tok_s" in row]
             figures = {name: [row[name] for row in there] for name in ("tok_s", "tok_cpu_s", "first_s", "peak_gib")}
@@ -46,10 +52,10 @@ def rows(setting: Setting) -> Iterator[Row]:
             yield {"model": model, "who": who, "batch": BATCH, "length": LENGTH, **found[-1], **row, **each}
 
 
-def apart(setting: Setting, who: str, model: str) -> Row:
+def apart(setting: Setting, who: str, model: str, steps: int) -> Row:
     before = os.environ.get("ELMAN_BEFORE") if who == "before" else None
     plain = {"ELMAN_KERNELS": "off"} if who == "before" and not before else {}
-    words = [before or sys.executable, "-m", "problems.cpu", model, str(setting.folder), str(LENGTH), str(STEPS[who])]
+    words = [before or sys.executable, "-m", "problems.cpu", model, str(setting.folder), str(LENGTH), str(steps)]
     done = subprocess.run(words, env={**os.environ, **plain}, cwd=HERE, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
@@ -72,6 +78,7 @@ def measure(model: str, folder: Path, length: int, steps: int) -> Row:
             "tok_cpu_s": round(BATCH * length / cores),
             "first_s": round(taken[0][0], 2),
             "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+            "load": round(os.getloadavg()[0], 1),
         }
 
 
