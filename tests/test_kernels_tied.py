@@ -61,7 +61,7 @@ def test_without_a_gpu_it_is_the_product_and_the_kernel(masked):
     torch.testing.assert_close(found[0][seen], expected[0][seen])
     for mine, theirs in zip(found[1:], expected[1:], strict=True):
         torch.testing.assert_close(mine, theirs)
-    assert dense.backend("cpu", D) == "torch"
+    assert dense.backend("cpu", D) == "torch, or cpu where that pays"
 
 
 def test_a_bias_in_float32_beside_weights_of_16_bits():

@@ -1,5 +1,5 @@
 """Every kernel against float64 on the full grid, `elman verify`: of all outputs, gradients and cases the one closest to its
-limit.
+limit. On a CPU: of the kernels of a CPU.
 
 Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, the
 GPUs in turn. --only names variants or kernels; a kernel that lacks a dtype has no row of it.
@@ -24,17 +24,21 @@ from elman_core.registry import list_variants
 
 AT_ONCE = 10
 """Processes on one GPU."""
-DTYPES = ("bf16", "fp16", "fp32")
-SHARED = ("decode", "causal_conv")
+DTYPES = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("bf16", "fp32")}
+SHARED = {"cuda": ("decode", "causal_conv"), "cpu": ("causal_conv",)}
 """Kernels of every model."""
 
 
-def names() -> Iterator[str]:
-    """The installed variants with a kernel for a GPU, and the kernels of all; those that take long first."""
-    yield from SHARED
+def names(target: str) -> Iterator[str]:
+    """The installed variants with a kernel for a GPU, or for a CPU, and the kernels of all; those that take long first."""
+    yield from SHARED[target]
     variants = [entry.variant for entry in list_variants().values()]
-    variants.sort(key=lambda v: -len([case for kernel in v.kernels for case in kernel.cases("cuda", "quick")]))
-    yield from (v.name for v in variants if any("cuda" in kernel.targets for kernel in v.kernels))
+    variants.sort(
+        key=lambda v: (
+            -len([case for kernel in v.kernels for case in kernel.cases(target, "quick") if target in kernel.targets])
+        )
+    )
+    yield from (v.name for v in variants if any(target in kernel.targets for kernel in v.kernels))
 
 
 def reports(log: str) -> list[dict[str, Any]]:
@@ -76,14 +80,15 @@ def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[R
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    cuda = setting.device.type == "cuda"
-    chosen = ("e42",) if setting.tiny else setting.only or tuple(names())
-    grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES)
+    target = setting.device.type
+    cuda = target == "cuda"
+    chosen = ("e42",) if setting.tiny else setting.only or tuple(names(target))
+    grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES[target])
     gpus = visible_gpus(torch.cuda.device_count() if cuda else 1)
     with ThreadPoolExecutor(AT_ONCE * len(gpus) if cuda else 1) as pool:
         jobs = [(name, dtype) for name in chosen for dtype in dtypes]
         started = [
-            pool.submit(verified, *job, grid, "cuda" if cuda else "host", gpus[number % len(gpus)])
+            pool.submit(verified, *job, grid, "host" if setting.tiny and not cuda else target, gpus[number % len(gpus)])
             for number, job in enumerate(jobs)
         ]
         for done in as_completed(started):
