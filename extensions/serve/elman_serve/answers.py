@@ -9,7 +9,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from typing import Any
 
-from .engine import Request, Score, Text
+from .request import Request, Score, Text
 
 
 def _name(text: bytes) -> str:

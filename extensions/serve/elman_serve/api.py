@@ -25,7 +25,8 @@ from elman_core.extension import Sampling
 
 from . import schema
 from .answers import Chat, Completion, Part
-from .engine import BusyError, Engine, LateError, Request
+from .engine import Engine
+from .request import BusyError, LateError, Request
 from .states import Prompt
 
 EVENT_SECONDS = 0.0025

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from elman_core.extension import (
     SHORTEST,
     ConfigError,
     DivergedError,
-    ElmanError,
     Sampling,
     kept_scores,
     prefill_chunk,
@@ -33,108 +32,8 @@ from elman_core.extension import (
 
 from .language import Language
 from .metrics import Metrics
-from .states import Prefixes, Prompt, Rows, States, read
-
-
-class Score(NamedTuple):
-    """A token, the natural logarithm of its probability (None for a prompt's first), and the likeliest tokens with theirs."""
-
-    token: int
-    logprob: float | None
-    top: list[tuple[int, float]]
-
-
-class BusyError(ElmanError):
-    """The queue is full, or the server is ending."""
-
-
-class LateError(ElmanError):
-    """The time of a request is over."""
-
-
-@dataclass(eq=False)
-class Text:
-    """One text of a request. Only the engine changes it; others may read it at any time, `finish` before `shown`.
-
-    Attributes:
-        tokens: drawn so far, the end excepted. starts: where each begins in `text`, in bytes. scores: of each, if asked for.
-        text: UTF-8. shown: how many bytes of it no stop string can take back.
-        finish: "stop" or "length" when it is complete.
-    """
-
-    request: Request
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    text: bytearray = field(default_factory=bytearray)
-    shown: int = 0
-    finish: str | None = None
-    seen: Tensor | None = None
-
-    def take(self, token: int, text: bytes) -> None:
-        """Append a token that was drawn."""
-        before, stops = len(self.text), self.request.stops
-        self.tokens.append(token)
-        self.starts.append(before)
-        self.text += text
-        found = [at for stop in stops if (at := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0]
-        if found:
-            self.shown, self.finish = min(found), "stop"
-        elif len(self.tokens) == self.request.most:
-            self.end("length")
-        else:
-            self.shown = len(self.text) - max((_begun(self.text, stop) for stop in stops), default=0)
-
-    def end(self, finish: str) -> None:
-        """Complete it as it is."""
-        self.shown, self.finish = len(self.text), finish
-
-
-def _begun(text: bytearray, stop: bytes) -> int:
-    """How many bytes at the end of `text` may become `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-@dataclass(eq=False)
-class Request:
-    """A prompt to continue `count` times.
-
-    Attributes:
-        prompt: tokens, not empty. most: tokens of each text at most; 0 only reads the prompt. stops: UTF-8, not empty each.
-        seed: as of `elman generate`; None for a new one. tops: likeliest tokens to report for each token; None reports nothing.
-        scored: report the tokens of the prompt too. seconds: from now on, until it is given up.
-        changed: its `set()` is called when there is something new.
-    """
-
-    prompt: Prompt
-    how: Sampling
-    most: int
-    changed: Any
-    count: int = 1
-    stops: tuple[bytes, ...] = ()
-    seed: int | None = None
-    tops: int | None = None
-    scored: bool = False
-    seconds: float = 600.0
-    reused: int = 0
-    prompt_scores: list[Score] = field(default_factory=list)
-    error: Exception | None = None
-    cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        self.texts = [Text(self, index) for index in range(self.count)]
-        self.arrived = time.monotonic()
-        self.generator: torch.Generator | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.error is not None or all(text.finish is not None for text in self.texts)
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more: its slots are free from the next step on."""
-        self.cancelled = True
-
+from .request import BusyError, LateError, Request, Score, Text
+from .states import Prefixes, Rows, States, read
 
 BESIDE, ALONE = 2, 16
 """Of prompts, so many pieces' tokens are read at a time: beside texts that are written, whose streams wait, and alone."""
@@ -222,13 +121,16 @@ class Engine(threading.Thread):
         except (
             Exception
         ) as error:  # whatever a model raises: all requests are told, and whoever started the thread looks
-            self.failure = error
             with self._condition:
-                lost = [*self._queue, *(reading.request for reading in self._reading)]
-            lost += [text.request for text in self._rows.owners if text is not None]
+                self.failure, lost = error, self._requests()
             for request in lost:
                 request.error = error
             self.notify([request.changed for request in lost])
+
+    def _requests(self) -> set[Request]:
+        """All that it has."""
+        own = {reading.request for reading in self._reading} | {text.request for text in self._rows.owners if text}
+        return own.union(self._queue)
 
     def _wait(self) -> bool:
         """Wait for work; False: there is none, and none will come."""
@@ -250,7 +152,7 @@ class Engine(threading.Thread):
             parts = []
         joined: list[tuple[Text, States]] = []
         for request, states, logits_1V in self._read(len(rows)):
-            touched.append(request)
+            touched.add(request)
             if request.most:
                 joined += [(text, states) for text in request.texts]
                 parts.append(logits_1V.expand(request.count, -1))
@@ -265,28 +167,22 @@ class Engine(threading.Thread):
                 self._rows.free(row)
         self._rows.join([(text, states) for text, states in joined if not (text.finish or text.request.error)])
         self._count()
-        self.notify(
-            [request.changed for request in {id(r): r for r in (*touched, *(t.request for t in texts))}.values()]
-        )
+        self.notify([request.changed for request in touched.union(text.request for text in texts)])
 
-    def _drop(self) -> list[Request]:
+    def _drop(self) -> set[Request]:
         """Give up requests whose client has gone or whose time is over; returns the latter."""
-        now, late = time.monotonic(), []
-
-        def over(request: Request) -> bool:
-            if request.cancelled:
-                self.metrics.gone.inc(request.count)
-            elif now - request.arrived > request.seconds:
-                request.error = LateError(f"the text was not complete after {request.seconds:g} seconds")
-                late.append(request)
-            return request.cancelled or request.error is not None
-
+        now = time.monotonic()
         with self._condition:
-            self._queue = deque(request for request in self._queue if not over(request))
-        self._reading = [reading for reading in self._reading if not over(reading.request)]
-        gone = {id(t.request): over(t.request) for t in {id(t.request): t for t in self._rows.owners if t}.values()}
-        for row in self._rows.live():
-            if gone[id(self._rows.owners[row].request)]:  # type: ignore[union-attr]
+            requests = self._requests()
+            gone = {request for request in requests if request.cancelled}
+            late = {request for request in requests - gone if now - request.arrived > request.seconds}
+            for request in late:
+                request.error = LateError(f"the text was not complete after {request.seconds:g} seconds")
+            self._queue = deque(request for request in self._queue if request not in gone | late)
+        self.metrics.gone.inc(sum(request.count for request in gone))
+        self._reading = [reading for reading in self._reading if reading.request not in gone | late]
+        for row, text in enumerate(self._rows.owners):
+            if text is not None and text.request in gone | late:
                 self._rows.free(row)
         return late
 

@@ -33,8 +33,9 @@ from elman_core.model import LadderForCausalLM, LadderLM
 openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 
 from elman_serve.api import Api  # noqa: E402
-from elman_serve.engine import Engine, Request, Text  # noqa: E402
+from elman_serve.engine import Engine  # noqa: E402
 from elman_serve.language import BYTES, Language  # noqa: E402
+from elman_serve.request import Request, Text  # noqa: E402
 from elman_serve.schema import Limits  # noqa: E402
 from elman_serve.states import Prefixes, independent  # noqa: E402
 

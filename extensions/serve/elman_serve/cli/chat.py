@@ -27,8 +27,9 @@ def chat(
     from elman_core.extension import Sampling, load_writer
     from elman_serve.answers import Part
     from elman_serve.cli.serve import _set
-    from elman_serve.engine import Engine, Request
+    from elman_serve.engine import Engine
     from elman_serve.language import Language
+    from elman_serve.request import Request
 
     ladder, ends = load_writer(model, device, dtype)
     language = Language.of(ladder)

@@ -50,6 +50,8 @@ def serve(
 
     def notify(changed: list[Any]) -> None:
         loop.call_soon_threadsafe(_set, changed)
+        if engine.failure is not None:
+            server.should_exit = True
 
     steps, together = independent(ladder, slots) if ladder.device.type == "cpu" else (True, True)
     engine = Engine(
@@ -78,18 +80,8 @@ def serve(
     if key is None and at[0] not in ("127.0.0.1", "::1"):
         print("elman: other machines can reach it, and no key is asked: --key-file FILE", file=sys.stderr)
 
-    async def run() -> None:
-        async def end_if_it_fails() -> None:
-            while engine.failure is None:
-                await asyncio.sleep(0.2)
-            server.should_exit = True
-
-        watch = asyncio.ensure_future(end_if_it_fails())
-        await server.serve(sockets=[listening])
-        watch.cancel()
-
     try:
-        loop.run_until_complete(run())
+        loop.run_until_complete(server.serve(sockets=[listening]))
     finally:
         engine.close()
         engine.join(10)
