@@ -24,7 +24,7 @@ ELMAN_EXPORT int forward_with_a_block_missing(const DenseCall* call) {
   namespace dense = elman::dense;
   constexpr int parts = (d + dense::kOwned<Elem> - 1) / dense::kOwned<Elem>;
   constexpr auto function =
-      dense::dense_kernel<Cell, Elem, d, 1, 0, 1, dense::Exchange::Grid, true, dense::Input::Projected, false, false>;
+      dense::dense_kernel<Cell, Elem, d, 1, 0, 1, dense::Exchange::Grid, true, dense::Input::Projected, false, false, false>;
   const Args g = describe<false>(*call);
   const auto stream = at<CUstream_st>(call->stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * d;

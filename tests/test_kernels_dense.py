@@ -60,7 +60,7 @@ def test_what_a_gpu_will_run_is_said_without_compiling(kernel, monkeypatch):
     monkeypatch.delenv("ELMAN_KERNELS", raising=False)
     monkeypatch.setattr(dispatch, "_decided", {})
     assert kernel.backend("cuda:0", D) == "cuda, compiled at its first use"
-    dispatch._decided[kernel.name, 0, torch.bfloat16, "auto", B, D] = True
+    dispatch._decided[kernel.name, 0, torch.bfloat16, "auto", B, D, 1, False] = True
     assert kernel.backend("cuda:0", D) == "cuda"
     assert kernel.backend("cuda:1", D) == "cuda, compiled at its first use"
     monkeypatch.setenv("ELMAN_KERNELS", "off")

@@ -46,6 +46,7 @@ NUMBERS = itertools.count()
 def gated_reference(u, gate, w, h0, mask=None, starts=None):
     h, states = h0, []
     for t in range(u.shape[0]):
+        h = h if starts is None else torch.where(starts[t, :, None], 0.0, h)
         new = h + gate[t].sigmoid() * (torch.tanh(h @ w.T + u[t]) - h)
         h = new if mask is None else torch.where(mask[t, :, None], new, h)
         states.append(h)

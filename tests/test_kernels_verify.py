@@ -63,6 +63,7 @@ struct Cell {
 def leaky_reference(u, keep, gate, w, h0, mask=None, starts=None):
     h, states, earlier = h0, [], []
     for t in range(u.shape[0]):
+        h = h if starts is None else torch.where(starts[t, :, None], 0.0, h)
         new = keep[t].sigmoid() * h + (1 - keep[t].sigmoid()) * (h @ w.T + u[t])
         earlier.append(h)
         h = new if mask is None else torch.where(mask[t, :, None], new, h)

@@ -4,6 +4,7 @@
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
 //   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu  -DELMAN_SLOTS=blocks of a block-diagonal matrix
+//   -DELMAN_PACKED=0 | 1: whether calls have starts of documents
 // Which kind runs a shape is decided in Python (elman_core/kernels/dense/plan.py).
 #include <elman/dense.cuh>
 
@@ -41,7 +42,7 @@ constexpr int slots = ELMAN_SLOTS, block = d / slots, parts = (block + dense::kO
 template <bool masked, bool backward>
 struct Kernel {
   static constexpr auto function =
-      dense::dense_kernel<Cell, Elem, block, slots, spill, wide, how, kind != Kind::tiles, input, masked, backward>;
+      dense::dense_kernel<Cell, Elem, block, slots, spill, wide, how, kind != Kind::tiles, input, masked, packed, backward>;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
   Outcome outcome;

@@ -17,11 +17,15 @@
 #define ELMAN_DTYPE 2
 #define ELMAN_WIDTH 1024
 #endif
+#ifndef ELMAN_PACKED  // whether calls have starts of documents
+#define ELMAN_PACKED 0
+#endif
 
 namespace {
 
 using Cell = ELMAN_CELL;
 constexpr int d = ELMAN_WIDTH;
+constexpr bool packed = ELMAN_PACKED;
 static_assert(Cell::extras <= 4, "DenseCall holds four");
 using elman::at;
 using Elem = elman::Stored<ELMAN_DTYPE>;
@@ -50,6 +54,7 @@ elman::StridedView<Elem> view(const CallView& v) {
 const char* refuse(const DenseCall& call) {
   if (call.width != d) return "this module was compiled for another width";
   if (call.extras != Cell::extras) return "this cell reads another number of extras";
+  if (packed != (call.starts != 0)) return "this module was compiled for calls with starts of documents, or for calls without";
   return nullptr;
 }
 
@@ -61,7 +66,7 @@ Args describe(const DenseCall& call) {
   g.u = view(call.x.address ? call.x : call.u), g.gy = view(call.gy);
   g.h0 = at<const float>(call.h0), g.y = at<Elem>(call.y), g.hT = at<float>(call.last);
   g.ghT = at<const float>(call.g_last), g.da = at<Elem>(call.da), g.dh0 = at<float>(call.dh0);
-  g.a = at<Elem>(call.a);
+  g.a = at<Elem>(call.a), g.starts = at<const unsigned char>(call.starts);
   g.bias = at<const float>(call.b), g.sums = at<Elem>(call.sums), g.dx = at<Elem>(call.dx);
   g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);

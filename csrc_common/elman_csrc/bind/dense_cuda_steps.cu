@@ -15,8 +15,8 @@ const char* step(const DenseCall& call) {
   const auto stream = at<CUstream_st>(call.stream);
   const auto* product = at<const float>(call.product);
   const int t = static_cast<int>(call.t);
-  if (backward) elman::dense::step_backward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
-  else elman::dense::step_forward<Cell, Elem><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
+  if (backward) elman::dense::step_backward<Cell, Elem, packed><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
+  else elman::dense::step_forward<Cell, Elem, packed><<<grid, 128, 0, stream>>>(g, d, t, product, at<float>(call.state));
   Outcome outcome;
   outcome.failed(cudaGetLastError(), "launch");
   return outcome.said;

@@ -29,6 +29,7 @@ elman::DenseHost<T, Cell::extras> describe(const DenseCall& call) {
   run.block = call.slots > 1 ? call.width / call.slots : call.width;
   for (int k = 0; k < Cell::extras; ++k) run.extra[k] = view<const T>(call.extra[k]);
   run.w = at<const T>(call.w), run.history = at<T>(call.history), run.mask = at<const unsigned char>(call.mask);
+  run.starts = at<const unsigned char>(call.starts);
   run.a = at<T>(call.a);
   return run;
 }

@@ -72,6 +72,8 @@ def _run_steps(module: Any, function: str, given: Values) -> None:
         call.run("backward_step", t=t)
         _multiply(given["da"][t], w_dd, product_Bd)
     torch.add(product_Bd, carry_Bd, out=given["dh0"])
+    if (starts_TB := given.get("starts")) is not None:
+        given["dh0"].masked_fill_(starts_TB[0, :, None], 0.0)
 
 
 def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32) -> Extension:
@@ -85,7 +87,9 @@ def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32) 
 
 
 @cache
-def plan_for(cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1) -> Plan:
+def plan_for(
+    cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1, packed: bool = False
+) -> Plan:
     """The first plan whose blocks that GPU holds together; a part of a GPU may hold fewer than it reports. Compiles to ask."""
     without: set[Kind] = set()
     while True:
@@ -93,14 +97,14 @@ def plan_for(cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index:
         if chosen.kind == "steps" or index is None:
             return chosen
         with torch.cuda.device(index):
-            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch))
+            fit, _ = capacity(cell, chosen, dtype, width, chosen.tiles_each(batch), packed)
         if fit >= (1 if chosen.kind == "cluster" else chosen.groups):
             return chosen
         without.add(chosen.kind)
 
 
-def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int) -> Extension:
-    """What is compiled for a plan. Steps are never tied."""
+def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, packed: bool = False) -> Extension:
+    """What is compiled for a plan; packed: for calls with starts of documents. Steps are never tied."""
     bare = source((cell.bare or cell) if chosen.kind == "steps" else cell, "cuda")
     defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
     binding = bare.binding
@@ -110,8 +114,10 @@ def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int) -> 
         defines += [("ELMAN_KIND", chosen.kind), ("ELMAN_SPILL", str(chosen.spill)), ("ELMAN_WIDE", str(chosen.wide))]
     if chosen.slots > 1:
         defines.append(("ELMAN_SLOTS", str(chosen.slots)))
+    if packed:
+        defines.append(("ELMAN_PACKED", "1"))
     name = f"{bare.name}_{'wide_' if chosen.wide == 2 else ''}{chosen.kind}_{str(dtype).removeprefix('torch.')}_{width}"
-    name += f"_{chosen.slots}" if chosen.slots > 1 else ""
+    name += (f"_{chosen.slots}" if chosen.slots > 1 else "") + "_packed" * packed
     return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
 
 
@@ -122,12 +128,13 @@ def module_for(cell: DenseCell, target: Target, case: Case) -> Extension:
     steps, rows, width = (case.sizes[k] for k in "TBd")
     device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
     chosen = plan((steps, rows, width), case.dtype, device, slots=case.sizes.get("S", 1))
-    return extension(cell, chosen, case.dtype, width)
+    return extension(cell, chosen, case.dtype, width, case.has("packed"))
 
 
 def builds(
-    cell: DenseCell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0
-) -> list[Extension]:
+    cell: DenseCell, target: Target, arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], slots: int = 0,
+    packed: bool = False,
+) -> list[Extension]:  # fmt: skip
     """A module for each width, dtype and kind of launch that a usual batch takes on a GPU of this architecture."""
     if target != "cuda":
         return [source(cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
@@ -140,7 +147,7 @@ def builds(
             for batch in _USUAL_BATCHES:
                 chosen = plan((1, batch, width), dtype, GPUS[arch], slots=slots)
                 if chosen.kind != "steps" or cell.bare is None:
-                    found[extension(cell, chosen, dtype, width)] = None
+                    found[extension(cell, chosen, dtype, width, packed)] = None
     return list(found)
 
 
@@ -152,9 +159,11 @@ def steps_sources(cell: DenseCell) -> tuple[Path, ...]:
     return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
 
 
-def capacity(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1) -> tuple[int, int]:
+def capacity(
+    cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, tiles: int = 1, packed: bool = False
+) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
-    module = launch.opened(extension(cell, chosen, dtype, width), family_of(cell))
+    module = launch.opened(extension(cell, chosen, dtype, width, packed), family_of(cell))
     return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
 
 
@@ -205,7 +214,8 @@ def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) 
         (steps, batch, width), device = main_TBd.shape, main_TBd.device
         if steps * batch > MAX_PLACES:
             plan((steps, batch, width), dtype, _device(device.index))  # which says so
-        module, apart, constants = ready(cell, batch, width, dtype, device.index, slots)
+        packed = given.get("starts") is not None
+        module, apart, constants = ready(cell, batch, width, dtype, device.index, slots, packed)
         given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
     if cell.bare is not None and (apart or target != "cuda"):
         raise KernelError(
@@ -216,12 +226,12 @@ def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) 
 
 @cache
 def ready(
-    cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1
+    cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1, packed: bool = False
 ) -> tuple[Any, bool, dict[str, int]]:
     """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
-    chosen = plan_for(cell, batch, width, dtype, index, slots)
+    chosen = plan_for(cell, batch, width, dtype, index, slots, packed)
     constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    what = extension(cell, chosen, dtype, width)
+    what = extension(cell, chosen, dtype, width, packed)
     return launch.opened(what, family_of(cell), index is None), chosen.kind == "steps", constants
 
 

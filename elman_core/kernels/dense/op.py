@@ -124,8 +124,7 @@ class DenseKernel:
             w_dd: W, rows are outputs; in the dtype of u or in float32.
             h0_Bd: initial state.
             mask_TB: bool; where False the state is held, y is 0, and gradients flow back only through the state.
-            starts_TB: bool; where True the state is set to 0 before the step, masked or not. The kernels of a GPU do not
-                do this yet; one warning says so.
+            starts_TB: bool; where True the state is set to 0 before the step, masked or not.
             v: (d, K); may be W itself. b: (d,).
             silu: whether x passes SiLU first.
             backend: "auto" or one from the module's docstring.
@@ -148,9 +147,9 @@ class DenseKernel:
         if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
-            if v is w_dd and b is not None and silu and self._tied is not None and starts_TB is None:
+            if v is w_dd and b is not None and silu and self._tied is not None:
                 narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
-                if self._is_tied(self._tied, narrow_TBd, backend):
+                if self._is_tied(self._tied, narrow_TBd, backend, starts_TB is not None):
                     recurrence, u_TBd, backend = self._tied, narrow_TBd, "cuda" if backend == "auto" else backend
         if recurrence is self._plain:
             u_TBd = F.silu(u_TBd) if silu else u_TBd
@@ -171,26 +170,25 @@ class DenseKernel:
             extras, (h0_Bd,) = tuple(more), with_spare(spare, 0, h0_Bd)
         T, B, d = u_TBd.shape
         cpu = trains(u_TBd, T, d)
-        backend = choose(
-            self.name, backend, u_TBd, lambda: map(int, (FEW if cpu else B, d, *slots)), starts=starts_TB, cpu=cpu
-        )
+        problem = lambda: (*map(int, (FEW if cpu else B, d, *(slots or [1]))), starts_TB is not None and not cpu)  # noqa: E731
+        backend = choose(self.name, backend, u_TBd, problem, cpu=cpu)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
         bias = () if recurrence is self._plain else (b,)
         y_TBd, last_Bd = recurrence.operator(u_TBd, *extras, w_dd, *bias, h0_Bd, mask_TB, starts_TB, backend=backend)
         return (y_TBd[:, :rows], last_Bd[:rows]) if spare else (y_TBd, last_Bd)
 
-    def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend) -> bool:
+    def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend, packed: bool = False) -> bool:
         """Whether one launch does everything. With "auto", compiles and verifies it at the first use of a size."""
         if x_TBd.dim() != 3 or x_TBd.dtype not in CUDA_DTYPES or not (launches(x_TBd) or backend == "emulated"):
             return False
         rows, width = map(int, x_TBd.shape[1:])
         if backend == "auto" and not transformed():
-            return runs(tied.name, x_TBd, rows, width)
+            return runs(tied.name, x_TBd, rows, width, 1, packed)
         if backend not in ("cuda", "emulated"):
             return False
         refuse_transforms(tied.name)
-        return native.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index).kind != "steps"
+        return native.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index, 1, packed).kind != "steps"
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence itself."""

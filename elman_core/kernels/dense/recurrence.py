@@ -53,20 +53,23 @@ class Recurrence(Compiled):
         self.op = self.operator.op
         register(self)
 
-    def prepare(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> str | None:
+    def prepare(self, dtype: torch.dtype, rows: int, width: int, slots: int = 1, packed: bool = False) -> str | None:
         """As `dispatch.Compiled`; None for tied weights if no persistent launch holds W."""
         index = torch.cuda.current_device()
-        chosen = native.plan_for(self.cell, rows, width, dtype, index, *slots)
+        chosen = native.plan_for(self.cell, rows, width, dtype, index, slots, packed)
         if chosen.kind == "steps" and self.tied:
             return None
-        native.ready(self.cell, rows, width, dtype, index, *slots)
+        native.ready(self.cell, rows, width, dtype, index, slots, packed)
         return str(chosen)
 
-    def builds(self, arch: str, dtype: torch.dtype, _rows: int, width: int, *slots: int) -> Sequence[Extension]:
-        return native.builds(self.cell, "cuda", arch, [width], [dtype], *slots)
+    def builds(
+        self, arch: str, dtype: torch.dtype, _rows: int, width: int, slots: int = 1, packed: bool = False
+    ) -> Sequence[Extension]:
+        return native.builds(self.cell, "cuda", arch, [width], [dtype], slots, packed)
 
-    def cases(self, dtype: torch.dtype, rows: int, width: int, *slots: int) -> Sequence[Case]:
-        return [Case.of("TBdS"[: 3 + len(slots)], (first_steps(rows, width), rows, width, *slots), dtype)]
+    def cases(self, dtype: torch.dtype, rows: int, width: int, slots: int = 1, packed: bool = False) -> Sequence[Case]:
+        sizes = (first_steps(rows, width), rows, width, *([slots] if self.cell.blocks else []))
+        return [Case.of("TBdS"[: len(sizes)], sizes, dtype, **({"packed": True} if packed else {}))]
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""

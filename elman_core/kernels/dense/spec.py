@@ -96,10 +96,12 @@ PROBLEMS: dict[Any, Problems] = {
         named=(
             ((1, 2, 4), ""), ((1, 3, 16), ""), ((7, 3, 5), ""), ((7, 3, 5), "masked"), ((8, 2, 16), "strided"),
             ((9, 4, 12), "masked strided"), ((5, 70, 8), ""), ((6, 2, 64), "bare"), ((33, 2, 96), ""), ((1001, 1, 8), ""),
+            ((9, 3, 12), "packed"), ((7, 3, 5), "masked packed"),
         ),
         # Odd and tiny widths test indices, which float64 shows exactly.
         large=(((5, 4, 1), ""), ((21, 3, 200), "strided"), ((16384, 1, 8), "")),
         values={"T": (1, 2, 13, 50), "B": (1, 5, 33), "d": (3, 7, 32, 48)},
+        words="masked strided bare packed",
         count=24,
         wide=4,
     ),
@@ -109,12 +111,14 @@ PROBLEMS: dict[Any, Problems] = {
         named=(
             ((1, 1, 512), ""), ((17, 3, 64), ""), ((9, 5, 272), "masked"), ((33, 8, 768), "masked strided"),
             ((64, 32, 1024), ""), ((128, 70, 256), "strided"), ((515, 4, 512), "bare"),
+            ((40, 8, 768), "masked packed"),
         ),
         large=(((12, 512, 512), ""), ((9, 300, 1280), "masked"), ((4096, 8, 256), ""), ((65536, 2, 64), "")),
         values={
             "T": (1, 7, 33, 40), "B": (2, 3, 32, 72),
             "d": (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096),
         },
+        words="masked strided bare packed",
         count=56,
     ),
     "cpu": Problems(
@@ -135,7 +139,7 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
         _HOST_DTYPES,
         named=(
             ((1, 3, 10, 2), ""), ((7, 3, 15, 3), ""), ((9, 4, 10, 2), "masked"), ((8, 2, 20, 4), "masked strided"),
-            ((33, 2, 10, 2), "strided bare"),
+            ((33, 2, 10, 2), "strided bare"), ((9, 3, 10, 2), "masked packed"),
         ),
         large=(),
         values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((12, 2), (32, 8))},
@@ -146,7 +150,7 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
         CUDA_DTYPES,
         named=(
             ((1, 3, 128, 2), ""), ((7, 3, 192, 3), ""), ((9, 4, 128, 2), "masked"), ((8, 2, 256, 4), "masked strided"),
-            ((33, 2, 128, 2), "strided bare"),
+            ((33, 2, 128, 2), "strided bare"), ((9, 3, 128, 2), "masked packed"),
         ),
         large=(),
         values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((4096, 8), (3072, 4), (2048, 2), (2048, 8))},
@@ -162,9 +166,9 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
         count=6,
     ),
 }  # fmt: skip
-# Two blocks that exchange the state in a cluster, with and without a mask.
+# Two blocks that exchange the state in a cluster, with and without a mask and documents inside rows.
 EMULATED = (
-    Case.of("TBd", (35, 3, 128), torch.bfloat16, masked=True),
+    Case.of("TBd", (35, 3, 128), torch.bfloat16, masked=True, packed=True),
     Case.of("TBd", (9, 11, 128), torch.bfloat16),
 )
 BLOCK_EMULATED = (Case.of("TBdS", (5, 3, 128, 2), torch.bfloat16, masked=True),)

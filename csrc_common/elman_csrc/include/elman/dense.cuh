@@ -30,7 +30,7 @@ namespace elman::dense {
 
 // A tile has up to 8 * N batch rows. single: a group has one tile. Otherwise it has several, and works on the others while the words of one travel.
 // slots: number of d x d blocks of a block-diagonal matrix. They follow one another in g.w, and their groups are independent.
-template <class Cell, class Elem, int d, int slots, int KS, int N, Exchange how, bool single, Input input, bool masked,
+template <class Cell, class Elem, int d, int slots, int KS, int N, Exchange how, bool single, Input input, bool masked, bool packed,
           bool backward>
 __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constant__ DenseArgs<Elem, Cell::extras> g) {
   constexpr int KC = kChunks<d>, KW = KC * kChunk;
@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     float sum[4 * VW];
     const Elem* x = g.u.data + row * g.u.b + column;
 #pragma unroll
-    for (int i = 0; i < 4 * VW; ++i) sum[i] = from[i] + input_of<Elem, input>(static_cast<float>(x[i]));
+    for (int i = 0; i < 4 * VW; ++i)
+      sum[i] = (packed && g.starts[row] ? 0.f : from[i]) + input_of<Elem, input>(static_cast<float>(x[i]));
     return rounded<Elem>(sum);
   };
   auto multiply_initial = [&](int tile) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   }
 
   // ---- the epilogue: this thread has a word in each of the batch rows warp, warp + 8 ... of a tile --------------------------
-  using W = Word<Cell, Elem, D, input, masked, backward>;
+  using W = Word<Cell, Elem, D, input, masked, packed, backward>;
   W words[N];
   const int channel = slot_channel + part * R + lane * VW, first_t = backward ? g.T - 1 : 0;
   const bool mine = d % R == 0 || channel < d;
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const bool has_row = works(fetch_tile, n);
-      if (!single && has_row && fetch_s < g.T + W::derives)
+      if (!single && has_row && fetch_s < g.T + (W::derives || (packed && backward)))
         words[n].aim(g, backward ? first_t - fetch_s : fetch_s, row_of(fetch_tile, n), channel);
       into[n] = words[n].fetch(g, has_row, fetch_s);
     }
@@ -219,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       if constexpr (tied) {
 #pragma unroll
         for (int i = 0; i < VW; ++i)
-          value[i] += input_of<Elem, input>(static_cast<float>(g.u.data[row_of(tile, n) * g.u.b + channel + i]));
+          value[i] = (packed && g.starts[row_of(tile, n)] ? 0.f : value[i]) +
+                     input_of<Elem, input>(static_cast<float>(g.u.data[row_of(tile, n) * g.u.b + channel + i]));
         *reinterpret_cast<unsigned*>(g.sums + at) = S::pack(value);
       }
     }

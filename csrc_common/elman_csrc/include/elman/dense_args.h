@@ -45,6 +45,7 @@ struct DenseArgs {
   unsigned long long timeout_ns;
 
   Elem* a;  // [T,B,d]: W h_{t-1} + u_t, written by the forward and read by the backward if the cell uses it
+  const unsigned char* starts;  // [T,B], 1 = the state is 0 before the step; read if packed
 };
 
 }  // namespace elman

@@ -25,10 +25,15 @@ struct DenseHost {
   const T* w;                 // [d,block], rows are outputs
   T* history;                 // [T+1,B,d]: h_0, then h_1 .. h_T; written by the forward, read by the backward
   T* a;                       // [T,B,d], where the cell uses it
-  const unsigned char* mask;  // [T,B], 0 = hold the state; null = nothing is masked
+  const unsigned char *mask, *starts;  // [T,B], 0 = hold the state; 1 = the state is 0 before the step; null: neither anywhere
 
   T* state(std::int64_t t, std::int64_t b) const { return history + (t * batch + b) * width; }
   bool held(std::int64_t t, std::int64_t b) const { return mask != nullptr && mask[t * batch + b] == 0; }
+  // The state before a step, as the step sees it.
+  std::vector<T> before(std::int64_t t, std::int64_t b) const {
+    const bool fresh = starts != nullptr && starts[t * batch + b];
+    return fresh ? std::vector<T>(width) : std::vector<T>(state(t, b), state(t, b) + width);
+  }
   void gather(std::int64_t t, std::int64_t b, std::int64_t i, T* e) const {
     for (int k = 0; k < extras; ++k) e[k] = extra[k].row(t, b)[i];
   }
@@ -42,7 +47,8 @@ void dense_forward(const DenseHost<T, Cell::extras>& run, View<const T> u, const
     for (std::int64_t i = 0; i < d; ++i) run.state(0, b)[i] = h0[b * d + i];
   for (std::int64_t t = 0; t < run.steps; ++t)
     for (std::int64_t b = 0; b < run.batch; ++b) {
-      const T *before = run.state(t, b), *in = u.row(t, b);
+      const std::vector<T> before = run.before(t, b);
+      const T* in = u.row(t, b);
       T *after = run.state(t + 1, b), *out = y.row(t, b);
       for (std::int64_t i = 0; i < d; ++i) {
         if (run.held(t, b)) {
@@ -77,12 +83,15 @@ void dense_backward(const DenseHost<T, Cell::extras>& run, View<const T> gy, con
   std::vector<T> through(d);
   for (std::int64_t t = run.steps - 1; t >= 0; --t)
     for (std::int64_t b = 0; b < run.batch; ++b) {
-      const T *h = run.state(t + 1, b), *before = run.state(t, b), *g = gy.row(t, b);
+      const std::vector<T> before = run.before(t, b);
+      const T *h = run.state(t + 1, b), *g = gy.row(t, b);
       T *gh = dh0 + b * d, *delta = da.row(t, b);
+      const bool fresh = run.starts != nullptr && run.starts[t * run.batch + b];
       if (run.held(t, b)) {
         for (std::int64_t i = 0; i < d; ++i) {
           delta[i] = T(0);
           for (int k = 0; k < Cell::extras; ++k) dextra[k].row(t, b)[i] = T(0);
+          if (fresh) gh[i] = T(0);
         }
         continue;
       }
@@ -99,7 +108,7 @@ void dense_backward(const DenseHost<T, Cell::extras>& run, View<const T> gy, con
         double sum = through[i];
         const std::int64_t begin = i / run.block * run.block;
         for (std::int64_t k = begin; k < begin + run.block; ++k) sum += double(run.w[k * run.block + i - begin]) * delta[k];
-        gh[i] = T(sum);
+        gh[i] = fresh ? T(0) : T(sum);
       }
     }
 }

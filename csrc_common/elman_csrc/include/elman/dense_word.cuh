@@ -43,8 +43,11 @@ __device__ __forceinline__ void add(float& sum, float& lost, float x) {
   sum = next;
 }
 
+// packed: where a document starts, the product is left out, and nothing goes back past it. The exchange keeps the state from before, since the
+// derivative needs it.
+//
 // Tied weights: main is the next step's x, the published word is h_t + x_{t+1}, and the backward's product is the gradient of x_{t+1}.
-template <class Cell, class Elem, int d, Input input, bool masked, bool backward>
+template <class Cell, class Elem, int d, Input input, bool masked, bool packed, bool backward>
 struct Word {
   using Args = DenseArgs<Elem, Cell::extras>;
   using S = Storage<Elem>;
@@ -54,10 +57,10 @@ struct Word {
   static constexpr bool carries = Cell::uses_prev || masked;  // part of the state passes a step other than through W
 
   struct Inputs {
-    unsigned main, h, h_prev, x, extra[XI], live;
+    unsigned main, h, h_prev, x, extra[XI], live, fresh, follows;  // a document starts at this step; at the step behind it
   };
   Cursor<Elem> main, of_h, of_h_prev, of_x, extra[XI];
-  const unsigned char* of_mask;
+  const unsigned char *of_mask, *of_starts;
   Inputs in, next, after;
   float x[VW], h[VW], h_prev[VW], kept[VW], gh[VW], y[VW], a[VW], e[VW][XA];  // y of a tied backward: the product
   DenseGrad<float, X> constant[VW], slope[VW];
@@ -85,6 +88,7 @@ struct Word {
       of_x.at += t + 1 < g.T ? g.u.t : 0;
     }
     if (masked) of_mask = g.mask + static_cast<ptrdiff_t>(t) * g.B + row;
+    if (packed) of_starts = g.starts + static_cast<ptrdiff_t>(t) * g.B + row;
   }
   // Reads the inputs of step s and moves on to the next step. Does nothing if the thread has no row, or after the last step.
   __device__ Inputs fetch(const Args& g, bool works, int s) {
@@ -99,6 +103,11 @@ struct Word {
       if (masked) v.live = *of_mask, of_mask += backward ? -g.B : g.B;
     }
     if (derives && works && s > 0 && s <= g.T) v.x = of_x.take();
+    if (packed && works) {
+      if (s < g.T) v.fresh = *of_starts;
+      if (backward ? s > 0 && s <= g.T : tied && s + 1 < g.T) v.follows = of_starts[g.B];
+      of_starts += backward ? -g.B : g.B;
+    }
     return v;
   }
   // Before the wait. The backward is affine in gh: two evaluations of the cell give both numbers before gh is known.
@@ -107,7 +116,7 @@ struct Word {
     for (int i = 0; i < VW; ++i) kept[i] = 0.f;
     if (carries || has_kept)
 #pragma unroll
-      for (int i = 0; i < VW; ++i) kept[i] = carry[i];
+      for (int i = 0; i < VW; ++i) kept[i] = packed && (backward ? in.follows : in.fresh) ? 0.f : carry[i];
     S::unpack(in.main, x);
     if constexpr (ahead)
 #pragma unroll
@@ -121,7 +130,7 @@ struct Word {
     }
     if constexpr (backward) {
       S::unpack(in.h, h);
-      S::unpack(in.h_prev, h_prev);
+      S::unpack(packed && in.fresh ? 0u : in.h_prev, h_prev);
       if constexpr (uses_a) S::unpack(in.extra[X], a);
 #pragma unroll
       for (int i = 0; i < VW; ++i) {
@@ -144,10 +153,10 @@ struct Word {
     for (int i = 0; i < VW; ++i) {
       if constexpr (backward) {
         if constexpr (tied) y[i] = sum[i];
-        gh[i] = sum[i] + kept[i];
+        gh[i] = (packed && in.follows ? 0.f : sum[i]) + kept[i];
         out[i] = live() ? constant[i].da + gh[i] * slope[i].da : 0.f;
       } else {
-        a[i] = sum[i] + (tied ? bias[i] : x[i]);
+        a[i] = (packed && !tied && in.fresh ? 0.f : sum[i]) + (tied ? bias[i] : x[i]);
         if constexpr (in_steps) {
           h[i] = live() ? Cell::template state<Math, float>(a[i], ready[i]) : kept[i];
         } else {
@@ -155,7 +164,7 @@ struct Word {
           h[i] = live() ? made.h : kept[i];
           y[i] = live() ? made.y : 0.f;
         }
-        out[i] = tied ? h[i] + x[i] : h[i];
+        out[i] = tied ? (packed && in.follows ? 0.f : h[i]) + x[i] : h[i];
       }
     }
     return S::pack(out);
