@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .matrix.spec import Maps
     from .rows.op import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
-    from .spec import Case, KernelSpec, padding_mask
+    from .spec import Case, KernelSpec, document_starts, padding_mask
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used
 
@@ -32,7 +32,8 @@ _HOME = {
     "Extension": "build", "GatesKernel": "gates.op",
     "KernelSpec": "spec", "Maps": "matrix.spec", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
     "Stamp": "verify_cache",
-    "check_errors": "dense.native", "choose": "dispatch", "compute_dtype": "runtime", "emulated": "build",
+    "check_errors": "dense.native", "choose": "dispatch", "compute_dtype": "runtime",
+    "document_starts": "spec", "emulated": "build",
     "ensure_verified": "verify_cache",
     "error_word": "dense.native", "in_words": "dispatch", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
     "padding_mask": "spec", "product": "dense.portable", "register": "dispatch", "shipped": "build",
@@ -40,7 +41,8 @@ _HOME = {
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
-    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "emulated", "ensure_verified",
+    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "document_starts", "emulated",
+    "ensure_verified",
     "error_word", "in_words", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp",
     "used", "warn_of_packed_rows",
 ]  # fmt: skip

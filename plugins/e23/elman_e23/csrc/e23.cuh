@@ -17,7 +17,7 @@
 
 namespace elman::e23 {
 
-template <class Elem, int d, bool masked>
+template <class Elem, int d, bool masked, bool packed>
 __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ Args<Elem> g) {
   char* const shared = ptx::dynamic_shared();
   using Math = typename Storage<Elem>::Math;
@@ -36,13 +36,14 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   };
   struct Inputs {
     float u;
-    bool live;
+    bool live, fresh;
   };
   auto fetch = [&](int t) {
-    Inputs in{0.f, true};
+    Inputs in{0.f, true, false};
     if (!mine || t >= g.T) return in;
     in.u = load(g.main + t * plane + place);
     if (masked) in.live = g.mask[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
+    if (packed) in.fresh = g.starts[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
     return in;
   };
   float share = 0.f;  // of the read, of slot lane % 8
@@ -65,6 +66,11 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     const bool live = !masked || in.live;
     const std::ptrdiff_t at = t * plane + place, of_slots = (static_cast<std::ptrdiff_t>(t) * g.B + row) * kSlots;
     c.e++;
+    if (packed && in.fresh) {  // the same for a warp; all scores of h = 0 are 0
+      h = from_h = 0.f, share = 1.f / kSlots;
+#pragma unroll
+      for (int n = 0; n < kSlots; ++n) tape[n] = g.initial[n * d + channel], reads[n] = share;
+    }
     if (mine) {
       float a = in.u + from_h;
 #pragma unroll
@@ -115,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   c.leave();
 }
 
-template <class Elem, int d, bool masked>
+template <class Elem, int d, bool masked, bool packed>
 __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_constant__ Args<Elem> g) {
   char* const shared = ptx::dynamic_shared();
   const int row0 = blockIdx.y * g.rows;
@@ -127,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
 
   struct Inputs {
     float gy, h_prev, w, reads, writes, tape[kSlots];
-    bool live;
+    bool live, fresh;
   };
   auto fetch = [&](int t) {
     Inputs in{};
@@ -138,9 +144,11 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
 #pragma unroll
     for (int n = 0; n < kSlots; ++n) in.tape[n] = load(g.tape + (of_slots + n) * d + channel);
     in.live = !masked || g.mask[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
+    if (packed) in.fresh = g.starts[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
     return in;
   };
   float r = 0.f, h = 0.f, gm[kSlots] = {}, of_slot[kSlots];  // what arrives at h and at the tape
+  float of_initial[packed ? kSlots : 1] = {};
   if (mine) {
     r = g.h0[place], h = load(g.history + g.T * plane + place);
 #pragma unroll
@@ -194,8 +202,14 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
       if (in.live) {
         r = through;
 #pragma unroll
-        for (int n = 0; n < kSlots; ++n) gm[n] += reads[n] * delta + slopes[n] * in.h_prev;
+        for (int n = 0; n < kSlots; ++n) gm[n] += reads[n] * delta + slopes[n] * (packed && in.fresh ? 0.f : in.h_prev);
       }
+      if constexpr (packed)
+        if (in.fresh) {
+          r = 0.f;
+#pragma unroll
+          for (int n = 0; n < kSlots; ++n) of_initial[n] += gm[n], gm[n] = 0.f;
+        }
       h = in.h_prev;
     }
     c.e++;
@@ -203,7 +217,11 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   if (mine) {
     g.h1[place] = r;
 #pragma unroll
-    for (int n = 0; n < kSlots; ++n) g.m1[(static_cast<std::ptrdiff_t>(row) * kSlots + n) * d + channel] = gm[n];
+    for (int n = 0; n < kSlots; ++n) {
+      const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(row) * kSlots + n) * d + channel;
+      g.m1[at] = gm[n];
+      if constexpr (packed) g.dinitial[at] = of_initial[n];
+    }
   }
   c.leave();
 }

@@ -21,6 +21,10 @@ struct Args {  // contiguous; the forward writes what follows the mask, and the 
   int T, B, rows;
   int* error;
   unsigned long long timeout_ns;
+  // packed: where a document starts, at a 1 in [T,B], the step begins from h = 0 and this tape [N,d], whose gradient is [B,N,d]
+  const unsigned char* starts;
+  const float* initial;
+  float* dinitial;
 };
 
 template <class Elem, int d>

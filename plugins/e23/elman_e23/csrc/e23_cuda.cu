@@ -1,4 +1,5 @@
-// E23's kernels as a Python module, for one storage type and width: -DELMAN_DTYPE=code (elman/dtype.h) -DELMAN_WIDTH=d.
+// E23's kernels as a Python module, for one storage type and width: -DELMAN_DTYPE=code (elman/dtype.h) -DELMAN_WIDTH=d
+// -DELMAN_PACKED=0 | 1: whether calls have starts of documents.
 //
 //   run(backward, addresses, numbers)   addresses in the order of Args, numbers T, B, timeout_ns, stream; raises RuntimeError
 //   rows(batch) -> batch rows of a cluster, 0 where the GPU holds none
@@ -19,6 +20,7 @@ namespace {
 namespace e23 = elman::e23;
 using Elem = elman::Stored<ELMAN_DTYPE>;
 constexpr int d = ELMAN_WIDTH;
+constexpr bool packed = ELMAN_PACKED;
 using Layout = e23::Layout<Elem, d>;
 using Function = void (*)(e23::Args<Elem>);
 
@@ -44,7 +46,7 @@ struct Launch {
 // As few rows for a cluster as run together with the others; more than 8 rows each run one after another.
 int rows(int batch) {
   int least = elman::dense::kThreads;
-  for (Function function : {e23::forward_kernel<Elem, d, true>, e23::backward_kernel<Elem, d, true>}) {
+  for (Function function : {e23::forward_kernel<Elem, d, true, packed>, e23::backward_kernel<Elem, d, true, packed>}) {
     int fit = 0;
     Launch launch(function, 1, nullptr);
     must(cudaOccupancyMaxActiveClusters(&fit, function, &launch.config));
@@ -78,10 +80,16 @@ void run(bool backward, const std::vector<std::uint64_t>& a, int each, int T, in
                           B,
                           each,
                           static_cast<int*>(at(15)),
-                          timeout_ns};
-  const Function function = backward ? g.mask ? e23::backward_kernel<Elem, d, true> : e23::backward_kernel<Elem, d, false>
-                            : g.mask ? e23::forward_kernel<Elem, d, true>
-                                     : e23::forward_kernel<Elem, d, false>;
+                          timeout_ns,
+                          static_cast<unsigned char*>(at(16)),
+                          floats(17),
+                          floats(18)};
+  if (packed != (g.starts != nullptr))
+    throw std::runtime_error("e23: this module was compiled for calls with starts of documents, or without");
+  const Function function =
+      backward ? g.mask ? e23::backward_kernel<Elem, d, true, packed> : e23::backward_kernel<Elem, d, false, packed>
+      : g.mask ? e23::forward_kernel<Elem, d, true, packed>
+               : e23::forward_kernel<Elem, d, false, packed>;
   const Launch launch(function, (B + each - 1) / each, reinterpret_cast<cudaStream_t>(stream));
   must(cudaLaunchKernelEx(&launch.config, function, g));
 }
