@@ -27,7 +27,6 @@ from .runtime import (
     mode,
     refuse_transforms,
     transformed,
-    warn_of_packed_rows,
 )
 from .spec import Backend, Case, KernelSpec
 from .verify_cache import ensure_verified
@@ -132,7 +131,6 @@ def choose(
     like: Tensor,
     problem: Callable[[], Iterable[Any]],
     plain: Backend = "torch",
-    starts: Tensor | None = None,
     cpu: bool = False,
 ) -> Backend:
     """The back end that runs a call of the kernel of this name: "cuda" for "emulated".
@@ -140,8 +138,7 @@ def choose(
     Args:
         like: the input. problem: makes the problem for `runs`. Called on a GPU only, since it reads sizes, and a compiled
             function is compiled again for each size that it reads.
-        plain: what "auto" runs without a kernel. starts: the starts of documents, if the kernels of a GPU do not support them.
-        cpu: whether the call `pays` on a CPU, whose kernels support starts.
+        plain: what "auto" runs without a kernel. cpu: whether the call `pays` on a CPU.
 
     Raises:
         ConfigError: there is no such back end.
@@ -153,20 +150,14 @@ def choose(
             return "reference"
         if cpu:
             return "cpu" if runs(name, like, *problem(), cpu=True) else plain
-        if starts is not None:
-            warn_of_packed_rows(name, like)
-            return plain
         return "cuda" if launches(like) and runs(name, like, *problem()) else plain
     if asked not in (plain, "cuda", "cpu", "host", "emulated", "reference"):
         names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
         raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
     if asked != "reference":
         refuse_transforms(name)
-    if asked in ("cuda", "cpu", "host", "emulated"):
-        if not (like.is_cuda if asked == "cuda" else like.is_cpu):
-            raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
-        if starts is not None and asked != "cpu":
-            raise KernelError(f"{name}: backend {asked!r} takes no starts of documents; use backend={plain!r}")
+    if asked in ("cuda", "cpu", "host", "emulated") and not (like.is_cuda if asked == "cuda" else like.is_cpu):
+        raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
     return "cuda" if asked == "emulated" else asked  # the modules of a GPU are emulated for tensors of a CPU
 
 
