@@ -48,6 +48,7 @@ PROBLEMS = {
         "tok/s, ms and GiB of a whole training step, B = 32 and 64",
         "mamba_ssm, fla, transformers' LLaMA",
     ),
+    "packed": ("step", "tok/s and ms of a whole training step with documents that begin inside rows", ""),
     "optimizers": ("step", "tok/s with each optimizer; µs of an update", "schedulefree"),
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
     "serve": (

@@ -8,6 +8,8 @@ the loss read after every step. Each eager and as a CUDA graph, some compiled. -
 variants, settings or peers; a model that is not in the list is timed too. ELMAN_PROFILE=FOLDER writes a table of kernels of
 each of our rows into it.
 
+`packed`: a step whose rows hold whole documents, beside the same step without.
+
 `optimizers`: tok/s of captured steps with AdamW and with schedule-free AdamW, and one update alone beside the package's own,
 which waits for the host in every step; its counts are frozen in the graph, so that the time is that of its passes over memory.
 """
@@ -55,12 +57,18 @@ PEERS = {
     "tiny": {"llama": (64, 1)},
 }
 COMPILED = ("transformer", "mamba2", "gdn")
+PACKED = (
+    "e1@1280x6", "e42@1664x6", "lstm@896x6", "gru@1024x6", "e65@1280x6", "e23@384x6", "e88:h32n32@1536x8",
+    "e88:conv_h5n128v256@640x8", "e97:conv_h5v256@592x8",
+)  # fmt: skip
 CLIP, LR, STEPS = 1.0, 1e-4, 20
 
 
 @contextmanager
-def trainer(name: str, launch: str, batch: int, length: int, setting: Setting, **train: Any) -> Iterator[Any]:
-    """The trainer of a run of this shape. `train`: further settings."""
+def trainer(
+    name: str, launch: str, batch: int, length: int, setting: Setting, documents: str = "keep", **train: Any
+) -> Iterator[Any]:
+    """The trainer of a run of this shape. documents: as in `data.documents`. `train`: further settings."""
     variant, width, depth = parse_size(name)
     text = setting.folder / "text"
     if not text.exists():
@@ -68,7 +76,7 @@ def trainer(name: str, launch: str, batch: int, length: int, setting: Setting, *
         text.write_bytes(torch.randint(256, (2**22,), generator=draw, dtype=torch.uint8).numpy().tobytes())
     settings = from_dict({
         "model": {"variant": variant, "hidden_size": width, "num_hidden_layers": depth},
-        "data": {"path": str(text)},
+        "data": {"path": str(text), "documents": documents},
         "train": {
             "batch_size": batch, "chunk_size": length, "steps": 1_000_000, "device": str(setting.device), "lr": LR,
             "clip": CLIP, "schedule": "constant", "warmup": 0, "launch": launch, "save_every": 0, "eval_every": 0, **train,
@@ -263,6 +271,18 @@ def rows(setting: Setting) -> Iterator[Row]:
                             lambda n=name, w=width, d=depth, h=launch, b=batch: peer(setting, n, w, d, h, b, length),  # type: ignore[misc]
                             **shape, who=name, kind="peer", width=width, depth=depth, launch=launch,
                         )  # fmt: skip
+
+
+def packed(setting: Setting) -> Iterator[Row]:
+    """A step with documents that begin inside its rows, beside the same step without: random bytes, a separator in 256."""
+    launch, batch, length = ("eager", 2, 16) if setting.device.type == "cpu" else ("graph", 32, 512)
+    for model in ("e42@16x1", "lstm@16x1") if setting.tiny else PACKED:
+        for documents in ("keep", "pack"):
+            if setting.wants(model=model, documents=documents):
+                yield setting.row(
+                    lambda m=model, d=documents: ours(setting, m, launch, batch, length, documents=d),  # type: ignore[misc]
+                    model=model, who=documents, kind="ours", B=batch, T=length,
+                )  # fmt: skip
 
 
 def optimizers(setting: Setting) -> Iterator[Row]:
