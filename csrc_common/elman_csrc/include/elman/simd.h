@@ -125,13 +125,18 @@ const char* guarded(const Run& run) {
 }
 
 // work(i, scratch) for every i below `count`, by up to `threads` threads with a scratch each. They end with the call: there is no pool that
-// could disturb torch's, or that a fork would lose.
+// could disturb torch's, or that a fork would lose. If one runs out of memory, the caller is told.
 template <class Scratch, class Work>
 void parallel(std::int64_t count, std::int64_t threads, const Work& work) {
   std::vector<Scratch> scratch(std::size_t(count < threads ? count : threads < 1 ? 1 : threads));
   std::atomic<std::int64_t> next{0};
+  std::atomic<bool> full{false};
   const auto run = [&](Scratch& mine) {
-    for (std::int64_t i; (i = next++) < count;) work(i, mine);
+    try {
+      for (std::int64_t i; (i = next++) < count;) work(i, mine);
+    } catch (const std::bad_alloc&) {
+      full = true;
+    }
   };
   std::vector<std::thread> others;
   others.reserve(scratch.size());
@@ -141,6 +146,7 @@ void parallel(std::int64_t count, std::int64_t threads, const Work& work) {
   }
   run(scratch[0]);
   for (std::thread& other : others) other.join();
+  if (full) throw std::bad_alloc();
 }
 
 }  // namespace elman::simd
