@@ -128,36 +128,30 @@ def independent(model: Any, slots: int) -> tuple[bool, bool]:
 
     A step, and two readings of texts of several lengths, show it.
     """
-    rows: Rows[int] = Rows(model, slots)
-    count = -(-slots // rows.unit) * rows.unit
     text = [token % model.config.vocab_size for token in range(2 * 256)]
-    lengths = (37, 1, 5, SHORTEST - 1)
-    texts = [text[7 * row :][:length] for row, length in enumerate(lengths)]
-    alone = [read(model, [each], [[]]) for each in texts]
+    short = [text[7 * row :][:length] for row, length in enumerate((37, 1, 5, SHORTEST - 1))]
+    long = [text[row:][: 2 * SHORTEST] for row in range(2)]
+
+    def after(texts: list[list[int]]) -> list[list[Tensor]]:
+        """What is computed of each."""
+        states: list[States] = [[] for _ in texts]
+        for start in range(0, max(map(len, texts)), SHORTEST):
+            states, logits = read(model, [each[start : start + SHORTEST] for each in texts], states)
+        return [[own, *(t for s in each for t in s.values())] for own, each in zip(logits, states, strict=True)]
 
     def logits(chosen: range) -> Tensor:
         batch: Rows[int] = Rows(model, slots)
-        batch.join([(row, alone[row % len(alone)][0][0]) for row in chosen])
+        batch.join([(row, begun[row % len(begun)]) for row in chosen])
         return batch.step([text[row % 256] for row in chosen])
 
-    whole_PV = logits(range(count))
-    ends = (range(rows.unit), range(count - rows.unit, count))
+    begun = [read(model, [each], [[]])[0][0] for each in short]
+    unit = Rows[int](model, slots).unit
+    count = -(-slots // unit) * unit
+    whole_PV, ends = logits(range(count)), (range(unit), range(count - unit, count))
     steps = all(torch.equal(logits(end), whole_PV[end.start : end.stop]) for end in ends)
-    more = [text[row:][: 2 * SHORTEST] for row in range(2)]
-    begun, _ = read(model, [each[:SHORTEST] for each in more], [[]] * len(more))
-    beside = [*zip(*read(model, texts, [[]] * len(texts)), strict=True)]
-    beside += zip(*read(model, [each[SHORTEST:] for each in more], begun), strict=True)
-    for each in more:
-        first, _ = read(model, [each[:SHORTEST]], [[]])
-        alone.append(read(model, [each[SHORTEST:]], first))
-    same = [
-        torch.equal(logits_1V, other_1V)
-        and all(
-            torch.equal(state[name], other[name]) for state, other in zip(after, others, strict=True) for name in state
-        )
-        for (after, logits_1V), ([others], [other_1V]) in zip(beside, alone, strict=True)
-    ]
-    return steps, all(same)
+    alone = [after([each])[0] for each in short + long]
+    same = (map(torch.equal, *pair) for pair in zip(after(short) + after(long), alone, strict=True))
+    return steps, all(map(all, same))
 
 
 class Prefixes:
