@@ -77,7 +77,7 @@ class TestGatedDeltaNet(LibraryContract):
         {"head_dim": 8, "n_heads": 3, "expand_v": 0.5, "d_conv": 2, "init": "linear", "allow_neg_eigval": True},
     )
     equations = ({"head_dim": 8, "init": "zero"},)
-    op, library, extra, sizes = op, "fla", "fla", (op.CHECKED,)
+    op, library, extra = op, "fla", "fla"
     ways = (op.Kernels(rule_as_documented, rule_as_documented, norm_as_documented),)
 
     def initial_values(self, o: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from elman_baselines.mamba2 import Mamba2, Mamba2Config, op, ssd_chunked, ssd_re
 from transformers import Mamba2Config as TheirConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
+from elman_core.kernels.causal_conv.op import causal_conv
 from elman_core.registry import ConfigError
 from elman_core.testing import initial, silu
 
@@ -21,10 +22,15 @@ from .library_contract import MASK_BT, LibraryContract
 # The functions of mamba_ssm, causal_conv1d and fla as they document them.
 
 
-def scan_as_documented(x, dt, a, b, c, chunk_size, D, initial_states, return_final_states):  # type: ignore[no-untyped-def]
+def begins(seq_idx):  # type: ignore[no-untyped-def]
+    """Where the number of the document is another; what is before the row is of document 0."""
+    return None if seq_idx is None else seq_idx != F.pad(seq_idx[:, :-1], (1, 0))
+
+
+def scan_as_documented(x, dt, a, b, c, chunk_size, D, initial_states, return_final_states, seq_idx):  # type: ignore[no-untyped-def]
     assert return_final_states
     assert b.shape[2] == c.shape[2] == 1, "one group"
-    return ssd_reference(x, dt, a, b[:, :, 0], c[:, :, 0], D, initial_states)
+    return ssd_reference(x, dt, a, b[:, :, 0], c[:, :, 0], D, initial_states, begins(seq_idx))
 
 
 def norm_as_documented(x, weight, bias, z, eps, norm_before_gate):  # type: ignore[no-untyped-def]
@@ -39,13 +45,18 @@ def conv_as_documented(x, weight, bias, activation):  # type: ignore[no-untyped-
 
 
 def whole_as_documented(zxbcdt, weight, bias, dt_bias, a, D, chunk_size, activation, rmsnorm_weight, rmsnorm_eps, headdim,
-                        ngroups, norm_before_gate, return_final_states):  # type: ignore[no-untyped-def]  # fmt: skip
+                        ngroups, norm_before_gate, return_final_states, seq_idx):  # type: ignore[no-untyped-def]  # fmt: skip
     heads = len(D)
     inner, n = heads * headdim, (len(weight) - heads * headdim) // 2
     z, xbc, dt = zxbcdt.split([inner, inner + 2 * n, heads], -1)
-    x, b, c = conv_as_documented(xbc.mT, weight, bias, activation).mT.split([inner, n, n], -1)
+    mixed = F.silu(
+        causal_conv(xbc.transpose(0, 1), weight, bias, None, None, None if seq_idx is None else begins(seq_idx).T)[0]
+    )
+    x, b, c = mixed.transpose(0, 1).split([inner, n, n], -1)
     x, dt = x.unflatten(-1, (heads, headdim)), F.softplus(dt + dt_bias)
-    y, end = scan_as_documented(x, dt, a, b[:, :, None], c[:, :, None], chunk_size, D, None, return_final_states)
+    y, end = scan_as_documented(
+        x, dt, a, b[:, :, None], c[:, :, None], chunk_size, D, None, return_final_states, seq_idx
+    )
     return norm_as_documented(y.flatten(2), rmsnorm_weight, None, z, rmsnorm_eps, norm_before_gate), end
 
 

@@ -30,6 +30,8 @@ from .reference import delta_rule_chunked
 
 L2_EPS = 1e-6
 """Under the root of q's and k's length, as in fla."""
+GONE = -150.0
+"""log α where a document begins: its exponential is 0 in float32, and sums of a chunk lose no more than 1e-5 each."""
 
 
 class GatedDeltaNet(Mixer):
@@ -38,8 +40,9 @@ class GatedDeltaNet(Mixer):
 
     State: conv (B, d_conv - 1, 2 H K + H V), the last inputs of the three convolutions side by side, and S (B, H, K, V).
 
-    On a GPU fla's kernels run behind `CausalConv`'s, also for a step of one byte without gradients; elsewhere, in float64 and
-    for packed rows, the rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly.
+    On a GPU fla's kernels run behind `CausalConv`'s, also for a step of one byte without gradients; elsewhere and in float64,
+    the rule is plain PyTorch in chunks. Masked positions have α = 1 and β = 0, which holds the state exactly. For fla, α is 0
+    where a document begins: its `cu_seqlens` take one row, and are read on the host, which a CUDA graph cannot do.
     """
 
     fp32_params = ("A_log", "dt_bias")
@@ -88,7 +91,7 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[Tensor, State]:
         found = None
         if x_BTD.shape[1] > 1 or not torch.is_grad_enabled():  # fla's step has no backward
-            found = op.kernels(x_BTD, self.config.head_dim, starts_BT is not None)
+            found = op.kernels(x_BTD, self.config.head_dim)
         maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
         *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
@@ -100,10 +103,13 @@ class GatedDeltaNet(Mixer):
         start = None if state is None else state["S"]
         g_BTHV = g_BTC.unflatten(-1, (self.heads, -1))
         if found is not None:
-            if mask_BT is None and not self.config.allow_neg_eigval:
+            if mask_BT is starts_BT is None and not self.config.allow_neg_eigval:
                 o_BTHV, end = op.rule(found, q, k, v, raw, start, (self.A_log, self.dt_bias))
             else:
-                o_BTHV, end = op.rule(found, q, k, v, self._rates(*raw, mask_BT), start)
+                log_BTH, beta_BTH = self._rates(*raw, mask_BT)
+                if starts_BT is not None:
+                    log_BTH = log_BTH.masked_fill(starts_BT[..., None], GONE)
+                o_BTHV, end = op.rule(found, q, k, v, (log_BTH, beta_BTH), start)
             y_BTHV = op.gated_norm(found, o_BTHV, g_BTHV, self.o_norm)
         else:
             q, k = (l2_normalize(p.to(compute_dtype(p)), L2_EPS) for p in (q, k))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import KernelError, load_or_warn, warn_of_packed_rows
+from elman_core.kernels import KernelError, load_or_warn
 from elman_core.registry import pip_install
 
 INSTALL = pip_install("elman-baselines[fla]")
@@ -39,16 +39,13 @@ class Kernels:
     """Whether fla refuses to compute gradients here: Hopper with Triton 3.4 to 3.7.0, without tilelang."""
 
 
-def kernels(x: Tensor, head_dim: int, packed: bool = False) -> Kernels | None:
-    """fla for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
+def kernels(x: Tensor, head_dim: int) -> Kernels | None:
+    """fla for the device and dtype of x, or None where plain PyTorch runs.
 
     Raises:
         KernelError: gradients that were never checked here; or fla is unavailable and ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
-        return None
-    if packed:
-        warn_of_packed_rows("gdn", x)
         return None
     found = _chosen()
     if found is not None and found.guarded and head_dim != CHECKED and torch.is_grad_enabled():

@@ -26,8 +26,8 @@ class Mamba2(Mixer):
 
     State: conv (B, K - 1, C), the last inputs of the convolution, and ssm (B, H, P, N).
 
-    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64, for a step of one byte
-    and for packed rows, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
+    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64 and for a step of one
+    byte, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
     """
 
     fp32_params = ("A_log", "dt_bias", "D")
@@ -71,14 +71,15 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, State]:
         widths = (self.inner, self.config.convolved(self.dim), self.heads)
         projected = aligned(self.in_proj, x_BTD)  # with zeros behind dt: rows of 28 heads would begin anywhere
-        found = op.kernels(projected, starts_BT is not None) if x_BTD.shape[1] > 1 else None
+        found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
         if found is not None and found.whole is not None and state is None and mask_BT is None:
             exact = projected[..., : sum(widths)]
-            y_BTI, ssm = op.whole(found, exact, self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim)
-            return self.out_proj(y_BTI), {"conv": self._window(projected), "ssm": ssm}
+            layer = self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim
+            y_BTI, ssm = op.whole(found, exact, *layer, starts_BT)
+            return self.out_proj(y_BTI), {"conv": self._window(projected, starts_BT), "ssm": ssm}
         z_BTI, xbc_BTC, dt_BTH, _ = projected.split((*widths, projected.shape[-1] - sum(widths)), -1)
-        if found is not None and found.conv is not None and state is None and mask_BT is None:
+        if found is not None and found.conv is not None and state is mask_BT is starts_BT is None:
             xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
         else:
             y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT, starts_BT)
@@ -90,8 +91,8 @@ class Mamba2(Mixer):
         if mask_BT is not None:
             dt_BTH = torch.where(mask_BT[..., None], dt_BTH, 0)
         inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)
-        start = None if state is None else state["ssm"]
-        y_BTHP, ssm = ssd_chunked(*inputs, start, starts_BT) if found is None else op.scan(found, *inputs, start)
+        inputs = *inputs, None if state is None else state["ssm"], starts_BT
+        y_BTHP, ssm = ssd_chunked(*inputs) if found is None else op.scan(found, *inputs)
         return linear(self.out_proj, self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
 
     def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:
@@ -101,10 +102,15 @@ class Mamba2(Mixer):
         full = compute_dtype(y_BTI)
         return self.norm(y_BTI.to(full) * F.silu(z_BTI.to(full))).to(z_BTI.dtype)
 
-    def _window(self, projected: Tensor) -> Tensor:
-        """The convolution's window after a sequence that began with an empty one."""
+    def _window(self, projected: Tensor, starts_BT: Tensor | None = None) -> Tensor:
+        """The convolution's window after a sequence that began with an empty one, without inputs of documents that ended."""
         keep = self.config.d_conv - 1
         last = projected[:, -keep:, self.inner : self.inner + self.config.convolved(self.dim)]
+        if starts_BT is not None:
+            ahead_BT = (
+                starts_BT[:, -keep:].flip(1).cumsum(1).flip(1) - starts_BT[:, -keep:].long()
+            )  # starts behind each
+            last = last.masked_fill(ahead_BT[..., None] > 0, 0)
         return F.pad(last, (0, 0, keep - last.shape[1], 0)).to(compute_dtype(last))
 
     @classmethod

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import load_or_warn, warn_of_packed_rows
+from elman_core.kernels import load_or_warn
 from elman_core.registry import pip_install
 
 log = logging.getLogger("elman_core")
@@ -38,16 +38,13 @@ class Kernels:
     """flash-linear-attention's convolution, where causal_conv1d is not there and that is."""
 
 
-def kernels(x: Tensor, packed: bool = False) -> Kernels | None:
-    """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs: also for rows of several documents (`packed`).
+def kernels(x: Tensor) -> Kernels | None:
+    """mamba_ssm for the device and dtype of x, or None where plain PyTorch runs.
 
     Raises:
         KernelError: mamba_ssm is unavailable and ELMAN_KERNELS=require.
     """
     if not x.is_cuda or x.dtype == torch.float64:
-        return None
-    if packed:
-        warn_of_packed_rows("mamba2", x)
         return None
     return _chosen()
 
@@ -102,13 +99,14 @@ def _without_mamba1() -> None:
 
 @never_compiled
 def whole(
-    found: Kernels, zxbcdt: Tensor, conv: Any, dt_bias: Tensor, a_H: Tensor, d_H: Tensor, norm: Any, headdim: int
-) -> tuple[Tensor, Tensor]:
+    found: Kernels, zxbcdt: Tensor, conv: Any, dt_bias: Tensor, a_H: Tensor, d_H: Tensor, norm: Any, headdim: int,
+    starts_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """From the input projection to before the output projection: (y (B, T, I), state (B, H, P, N))."""
     return found.whole(
         zxbcdt, conv.weight.squeeze(1), conv.bias, dt_bias, a_H, D=d_H, chunk_size=CHUNK, activation="silu",
         rmsnorm_weight=norm.weight, rmsnorm_eps=norm.eps, headdim=headdim, ngroups=1, norm_before_gate=False,
-        return_final_states=True,
+        return_final_states=True, seq_idx=_documents(starts_BT),
     )  # fmt: skip
 
 
@@ -128,13 +126,19 @@ def scan(
     c_BTN: Tensor,
     d_H: Tensor,
     state_BHPN: Tensor | None,
+    starts_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `ssd_reference`."""
     y_BTHP, end_BHPN = found.scan(
         x_BTHP, dt_BTH, a_H, b_BTN.unsqueeze(2), c_BTN.unsqueeze(2), chunk_size=CHUNK, D=d_H,
-        initial_states=state_BHPN, return_final_states=True,
+        initial_states=state_BHPN, return_final_states=True, seq_idx=_documents(starts_BT),
     )  # fmt: skip
     return y_BTHP, end_BHPN.float()
+
+
+def _documents(starts_BT: Tensor | None) -> Tensor | None:
+    """The number of the document of each step, of which 0 is the one of the initial state; None if none begins."""
+    return None if starts_BT is None else starts_BT.cumsum(1, dtype=torch.int32)
 
 
 @never_compiled
