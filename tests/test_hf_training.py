@@ -169,15 +169,38 @@ def test_sequences_and_tokens_are_classified(variant, tmp_path):
             assert torch.equal(again(PROMPT).logits, model(PROMPT).logits)
 
 
-@pytest.mark.parametrize("variant", ["e42", "transformer"])
-def test_batches_of_transformers_packing_collator_have_the_loss_of_single_rows(variant):
-    model, texts = tiny(variant).eval(), examples(2)
+# Of each kind of state: a vector, a matrix, a tape with a learned initial value, gates, keys and values.
+@pytest.mark.parametrize("variant", ["e42", "e88", "e23", "lstm", "transformer"])
+def test_every_way_to_say_where_documents_begin_trains_as_single_rows(variant):
+    """As transformers' collator says it, each way by itself, and as TRL's padding-free one; also with recomputed layers."""
+    texts, model = (
+        [{"input_ids": list(TEXT[at : at + n])} for at, n in ((0, 9), (20, 1), (30, 14))],
+        tiny(variant).eval(),
+    )
     batch = DataCollatorWithFlattening(return_tensors="pt", return_flash_attn_kwargs=True, return_seq_idx=True)(texts)
-    with torch.no_grad():
-        logits = [model(torch.tensor([text["input_ids"]])).logits[0, :-1] for text in texts]
-        targets = [torch.tensor(text["input_ids"][1:]) for text in texts]
-        expected = torch.nn.functional.cross_entropy(torch.cat(logits).float(), torch.cat(targets))
-        torch.testing.assert_close(model(**batch).loss, expected)
+    whole = {name: batch.pop(name) for name in ("input_ids", "labels")}
+    lengths = {name: batch.pop(name) for name in ("max_length_q", "max_length_k", "cu_seq_lens_k")}
+    assert set(batch) == {"position_ids", "seq_idx", "cu_seq_lens_q"}
+
+    def gradients(*rows):
+        loss = torch.stack([model(**row, num_items_in_batch=21).loss for row in rows]).sum()
+        return loss, *torch.autograd.grad(loss, [*model.parameters()])
+
+    rows = ({k: torch.tensor([text["input_ids"]]) for k in ("input_ids", "labels")} for text in texts)
+    expected = gradients(*(row for row in rows if row["labels"].shape[1] > 1))
+    ways = [
+        *({name: batch[name], **lengths} for name in batch),
+        batch,
+        {"position_ids": batch["position_ids"], "attention_mask": None},
+    ]
+    for _ in ("stored", "recomputed"):
+        for way in ways:
+            torch.testing.assert_close(gradients({**whole, **way}), expected)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for (
+            block
+        ) in model.model.layers:  # transformers recomputes only what trains; what a norm follows must stand still
+            block.training = True
 
 
 def test_a_padded_row_is_classified_as_the_row_alone(tmp_path):

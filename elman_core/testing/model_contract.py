@@ -157,6 +157,30 @@ class ModelContract(Harness):
             losses.append(loss.item())
         assert losses[-1] < losses[0], losses
 
+    def test_packed_documents_train_as_documents_alone(self, opts: Options) -> None:
+        """Logits and every gradient in float32 and under bfloat16, beside float64: no further off than documents alone."""
+        model, tokens_BT = self.build(opts, torch.float64), self.tokens(1, 24)
+        alone = [{"input_ids": part, "labels": part} for part in tokens_BT.split([5, 12, 7], 1)]
+        row = {name: torch.cat([a[name] for a in alone], 1) for name in ("input_ids", "labels")}
+        row["labels"][:, [5, 17]] = -100  # nothing predicts the first token of a document
+        row["position_ids"] = torch.cat([torch.arange(a["input_ids"].shape[1]) for a in alone])[None]
+
+        def made(*rows: dict[str, Tensor]) -> list[Tensor]:
+            outs = [model(**given, num_items_in_batch=1) for given in rows]  # which divides the sums of the loss
+            grads = torch.autograd.grad(torch.stack([out.loss for out in outs]).sum(), [*model.parameters()])
+            return [x.double() for x in (torch.cat([out.logits for out in outs], 1).detach(), *grads)]
+
+        def error(found: list[Tensor]) -> float:
+            return max(((x - y).norm() / y.norm()).item() for x, y in zip(found, truth, strict=True) if y.norm() > 1e-9)
+
+        truth = made(*alone)
+        assert error(made(row)) < 1e-10
+        model.float()
+        for name, eps in (("float32", 2.0**-23), ("bfloat16", 2.0**-8)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=name == "bfloat16"):
+                limit, found = 2 * error(made(*alone)) + 8 * eps, error(made(row))
+            assert found <= limit, f"{name}: relative error {found:.2e}, limit {limit:.2e}"
+
     def test_a_pickled_copy_and_a_dispatch_mode_train_the_same(self, opts: Options) -> None:
         """Spawned processes get the model as a pickle; counters of operations are dispatch modes, which switch autograd off."""
         model, tokens_BT = self.build(opts, torch.float64).train(), self.tokens()

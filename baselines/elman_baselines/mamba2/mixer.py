@@ -91,8 +91,8 @@ class Mamba2(Mixer):
         if mask_BT is not None:
             dt_BTH = torch.where(mask_BT[..., None], dt_BTH, 0)
         inputs = (x_BTI.unflatten(-1, (self.heads, -1)), dt_BTH, a_H, b_BTN, c_BTN, self.D)
-        inputs = *inputs, None if state is None else state["ssm"], starts_BT
-        y_BTHP, ssm = ssd_chunked(*inputs) if found is None else op.scan(found, *inputs)
+        then = None if state is None else state["ssm"], starts_BT
+        y_BTHP, ssm = ssd_chunked(*inputs, *then) if found is None else op.scan(found, *inputs, *then)
         return linear(self.out_proj, self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
 
     def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:

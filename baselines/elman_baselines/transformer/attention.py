@@ -5,15 +5,22 @@ B batch, T new positions, S positions in the cache after them, D model width, H 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from elman_core import ConfigError, Mixer, State
 from elman_core.nn import compute_dtype, linear, without_autocast
 from elman_core.registry import StateSpec
 
 from .config import TransformerConfig
+
+BLOCK = 128
+"""Steps of a block of FlexAttention."""
 
 
 class Attention(Mixer):
@@ -65,10 +72,16 @@ class Attention(Mixer):
         document_BS, allowed = None, None
         if starts_BT is not None:  # documents of a row are numbered; the entries of the state are of number 0
             document_BS = F.pad(starts_BT.cumsum(1), (entries["position"].shape[1] - starts_BT.shape[1], 0))
-        if not (state is mask_BT is starts_BT is None):
+        blocks = None
+        if starts_BT is not None and state is mask_BT is None and _has_flex(q):
+            blocks = block_mask(starts_BT)
+        elif not (state is mask_BT is starts_BT is None):
             allowed = _allowed(entries["position"], document_BS, x_BTD.shape[1])
         q_BHTK, k_BHSK, v_BHSK = (x.transpose(1, 2) for x in (q, entries["k"], entries["v"]))
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, allowed, is_causal=allowed is None)
+        if blocks is not None:
+            y_BHTK = _compiled()(q_BHTK, k_BHSK, v_BHSK, block_mask=blocks)
+        else:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, allowed, is_causal=allowed is None)
         if document_BS is not None:
             entries = _only(document_BS == document_BS[:, -1:], entries)
         kept = {n: x.to(compute_dtype(x)) if x.is_floating_point() else x for n, x in entries.items()}
@@ -117,6 +130,36 @@ def _allowed(position_BS: Tensor, document_BS: Tensor | None, steps: int) -> Ten
     if document_BS is not None:
         seen_BTS = seen_BTS & (document_BS[:, None, :] == document_BS[:, -steps:, None])
     return (seen_BTS | (entries == new_T1))[:, None]
+
+
+def _has_flex(q: Tensor) -> bool:
+    """Whether torch's FlexAttention runs packed rows: on a GPU in 16 bits. Elsewhere a mask of all pairs says what is seen."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] in (16, 32, 64, 128, 256)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    """FlexAttention as a Triton kernel in each direction; uncompiled it would make all scores."""
+    return torch.compile(flex_attention)
+
+
+def block_mask(starts_BT: Tensor) -> BlockMask:
+    """What each step may attend to: the steps up to it of its document. Blocks before a document are skipped, and nothing is
+    read on the host, so that a CUDA graph can hold it (flash attention's lengths would have to be)."""
+    steps = starts_BT.shape[1]
+    place_T, document_BT = torch.arange(steps, device=starts_BT.device), starts_BT.cumsum(1)
+    first_BN = (
+        torch.where(starts_BT, place_T, 0).cummax(1).values[:, ::BLOCK] // BLOCK
+    )  # the first block that each block sees
+    block_N = torch.arange(first_BN.shape[1], device=starts_BT.device)
+    seen_BNM = (first_BN[..., None] + block_N).clamp(max=len(block_N) - 1)
+
+    def allowed(b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (document_BT[b, query] == document_BT[b, key])
+
+    count_BN = block_N - first_BN + 1
+    given = {"BLOCK_SIZE": BLOCK, "mask_mod": allowed, "seq_lengths": (steps, steps)}
+    return BlockMask.from_kv_blocks(count_BN[:, None].int(), seen_BNM[:, None].int(), **given)  # type: ignore[arg-type]
 
 
 def rotary_angles(position_BT: Tensor, width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
