@@ -85,13 +85,13 @@ class Family:
         sizes: the members of the modules' structure that hold sizes, by letter.
         functions: those of the modules, with the names of the arguments that each needs.
         inputs: of the forward, in the order of a call; flags last. The first one sets the dtype and the device.
-        outputs: what a call returns. arriving: their gradients, in the same order.
+        outputs: what a call returns. arriving: their gradients, in the same order, optional ones last.
         kept: further results of the forward, for the backward.
         gradients: results of the backward.
         members: further tensors in the modules' structure. numbers, reals: its whole numbers and floats, in words.
         constants: arguments of the operators that are no tensors, as a schema writes them. The forward alone has "keep":
             whether a backward will follow.
-        derive: `derive(cell, sizes, values)` adds to `sizes` those that no input shows.
+        derive: `derive(cell, sizes, values)` adds to `sizes` those of results and of drawn inputs that no input shows.
     """
 
     name: str
@@ -137,9 +137,11 @@ class Family:
             for name in row.of(cell):
                 if not case.has(row.given):
                     made[name] = None
-                elif row.dtype == "bool":
+                elif name in ("mask", "starts"):
                     flag = (padding_mask if name == "mask" else document_starts)(sizes["T"], sizes["B"], generator)
                     made[name] = flag if row.shape == "TB" else flag.t().contiguous()
+                elif row.dtype == "bool":
+                    made[name] = torch.rand(shape, generator=generator) < 0.2
                 else:
                     drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.name == "h0" and case.bare))
                     made[name] = drawn.to(wide if row.dtype in ("compute", "either") else case.dtype)
