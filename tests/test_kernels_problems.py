@@ -11,6 +11,7 @@ from elman_core.kernels.decode.spec import STEP_PROBLEMS
 from elman_core.kernels.dense.spec import BLOCK_PROBLEMS, PROBLEMS
 from elman_core.kernels.elementwise.spec import PROBLEMS as ELEMENTWISE
 from elman_core.kernels.gates.spec import PROBLEMS as GATES
+from elman_core.kernels.matrix.problems import PROBLEMS as MATRIX
 from elman_core.kernels.rows.spec import PROBLEMS as ROWS
 from elman_core.kernels.spec import Problems
 
@@ -25,6 +26,7 @@ TABLES = {
     "rows": ROWS,
 }
 EACH = {f"{name} {target}": problems for name, table in TABLES.items() for target, problems in table.items()}
+EACH |= {f"matrix {target} {i}": problems for target, some in MATRIX.items() for i, problems in enumerate(some)}
 
 
 @pytest.mark.parametrize("problems", EACH.values(), ids=EACH)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from elman_core.kernels import build
 from elman_core.kernels.build import Extension
 from elman_core.kernels.operators import Operator
-from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
+from elman_core.kernels.spec import Case, Grid, Inputs, KernelSpec, Outputs, Problems, Target
 
 from . import native, portable
 from .spec import Maps, MatrixCell, Size
@@ -69,7 +68,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         kernel,
         {},
         ("o", "S"),
-        cases=lambda target, grid: list(_CASES[target](cell, grid)),
+        cases=lambda target, grid: list(_cases(cell, target, grid)),
         call=call,
         extension=lambda target: native.usual(cell, target),
         op=op,
@@ -125,36 +124,28 @@ def case(
 
 
 def _ways(cell: MatrixCell) -> list[Way]:
-    """Every map, both forms and every option, but not every combination."""
-    fused = not cell.shared
-    on: list[tuple[str, ...]] = [(), *((n,) for n in (*cell.options, *cell.optional))]
+    """Every map, both forms, every option and all of them, but not every combination."""
+    fused, every = not cell.shared, (*cell.options, *cell.optional)
+    on: list[tuple[str, ...]] = [(), *((n,) for n in every)]
     ways = [(maps, fused and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
     ways += [(cell.maps[0], fused, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
-    return list(dict.fromkeys(ways))
+    return list(dict.fromkeys([*ways, (cell.maps[0], False, every)]))
 
 
-def _spread(cell: MatrixCell, dtype: torch.dtype, sizes: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Case]:
-    """A case for each (size, words), going through the ways in turn."""
-    ways = _ways(cell)
-    for i, (each, words) in enumerate(sizes):
-        maps, fused, on = ways[i % len(ways)]
-        yield case(each, dtype, maps=maps, fused=fused, on=on, **dict.fromkeys(words.split(), True))
-
-
-def _host_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
-    sizes = [  # few states, since each is compiled, and none square, which would hide a transposed one
-        ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
-        ((2, 33, 2, 8, 12), "masked packed"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"),
-        ((2, 17, 1, 8, 12), "packed"), ((2, 21, 2, 12, 8), "masked"),
-    ]  # fmt: skip
-    single = sizes[:3]
-    if grid == "full":
-        for rows in (4, 8, 16):
-            for steps in (1, 15, 16, 17, 50):
-                sizes += [((2, steps, 2, rows, rows), ""), ((1, steps, 3, rows, 2 * rows), "masked")]
-        single = sizes
-    yield from _spread(cell, torch.float64, sizes)
-    yield from _spread(cell, torch.float32, single)
+def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
+    """The problems of a grid, which go through the ways in turn, and those of some cells alone."""
+    ways, every = _ways(cell), (*cell.options, *cell.optional)
+    for problems in PROBLEMS[target]:
+        for i, each in enumerate(problems.cases(grid)):
+            maps, fused, on = ways[i % len(ways)]
+            special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
+            yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
+    for dtype in native.DTYPES["cuda"] if target == "cuda" else ():
+        if cell.vectors and dtype != torch.float32:
+            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
+        for i, size in enumerate(_AT_ONCE if cell.delta and grid == "full" else ()):
+            words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
+            yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
 
 
 def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
@@ -171,51 +162,63 @@ def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _cuda_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
-    sizes = [
-        ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
-        ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
-        ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 32, 32), "masked packed"),
-    ]  # fmt: skip
-    for dtype in native.DTYPES["cuda"]:
-        yield from _spread(cell, dtype, sizes)
-        if cell.vectors and dtype != torch.float32:
-            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
-    yield from _spread(cell, torch.bfloat16, [((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), "")])
-    if grid != "full":
-        return
-    for dtype in native.DTYPES["cuda"]:
-        for rows in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128):
-            yield case((2, 33, 3, rows, rows), dtype, maps=cell.maps[-1])
-            yield case((3, 1, 4, rows, rows), dtype, maps=cell.maps[-1])
-            yield case((1, 47, 2, rows, rows), dtype, maps=cell.maps[-1], masked=True)
-            yield case((2, 47, 2, rows, rows), dtype, maps=cell.maps[0], masked=True, packed=True)
-        shapes = ((16, 32), (32, 64), (8, 3), (32, 17), (48, 24))
-        yield from _spread(cell, dtype, [((2, 33, 2, *each), "") for each in shapes])
-        at_once = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3)) if cell.delta else ()  # 16 steps
-        for i, each in enumerate(at_once):
-            words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
-            yield case((2, 101, 2, *each), dtype, maps=cell.maps[0], on=(*cell.options, *cell.optional), **words)
-        for rows in (8, 16, 32, 64, 128):
-            for i, (maps, fused, on) in enumerate(_ways(cell)):
-                special = {("masked", "packed", "strided")[i]: True} if i < 3 else {}
-                yield case((2, 31, 5, rows, rows), dtype, maps=maps, fused=fused, on=on, **special)
-        yield from _spread(cell, dtype, [((1, 64, 1024, 16, 16), "")])
-    yield from _spread(cell, torch.bfloat16, [((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")])
-
-
-def _cpu_cases(cell: MatrixCell, grid: Grid) -> Iterator[Case]:
-    """Documents start inside the rows of every second case."""
-    sizes = [
-        ((2, 37, 3, 16, 24), ""), ((2, 50, 3, 32, 32), "masked"), ((2, 21, 2, 20, 7), "strided"), ((1, 18, 2, 64, 80), "bare"),
-        ((3, 1, 2, 16, 24), ""), ((2, 34, 2, 20, 7), "masked"),
-    ]  # fmt: skip
-    if grid == "full":
-        for rows, columns in ((4, 3), (8, 8), (24, 48), (64, 64), (128, 256)):
-            sizes += [((2, steps, 2, rows, columns), word) for steps in (15, 17, 65) for word in ("", "masked")]
-    for dtype in native.DTYPES["cpu"]:
-        for i, each in enumerate(_spread(cell, dtype, sizes)):
-            yield replace(each, options={**each.options, "packed": True}) if i % 2 else each
-
-
-_CASES = {"cuda": _cuda_cases, "host": _host_cases, "cpu": _cpu_cases}
+_AT_ONCE = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3))  # N, V of kernels of sixteen steps at once
+# On the host few states, since each is compiled, and none square, which would hide a transposed one.
+_HOST = (
+    ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
+    ((2, 33, 2, 8, 12), "masked packed"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"),
+    ((2, 17, 1, 8, 12), "packed"), ((2, 21, 2, 12, 8), "masked"),
+)  # fmt: skip
+PROBLEMS: dict[Target, tuple[Problems, ...]] = {
+    "host": tuple(
+        Problems(
+            "BTHNV",
+            (dtype,),
+            named=named,
+            large=(),
+            values={
+                "B": (1, 2), "T": (1, 15, 16, 17, 50), "H": (2, 3),
+                "NV": ((4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32)),
+            },
+            words="masked strided bare packed",
+            count=30,
+        )
+        for dtype, named in ((torch.float64, _HOST), (torch.float32, _HOST[:3]))
+    ),
+    "cuda": (
+        Problems(
+            "BTHNV",
+            native.DTYPES["cuda"],
+            named=(
+                ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
+                ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
+                ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 32, 32), "masked packed"),
+                ((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), ""),
+            ),
+            large=(((1, 64, 1024, 16, 16), ""), ((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")),
+            values={
+                "B": (1, 2, 3), "T": (1, 31, 33, 47, 101), "H": (2, 3, 4, 5),
+                "NV": (
+                    *((n, n) for n in (4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 128)),
+                    (16, 32), (32, 64), (8, 3), (32, 17), (48, 24), *_AT_ONCE,
+                ),
+            },
+            words="masked strided bare packed",
+            count=81,
+        ),
+    ),
+    "cpu": (
+        Problems(
+            "BTHNV",
+            native.DTYPES["cpu"],
+            named=(
+                ((2, 37, 3, 16, 24), ""), ((2, 50, 3, 32, 32), "masked packed"), ((2, 21, 2, 20, 7), "strided"),
+                ((1, 18, 2, 64, 80), "bare packed"), ((3, 1, 2, 16, 24), ""), ((2, 34, 2, 20, 7), "masked packed"),
+            ),
+            large=(),
+            values={"B": (1, 2), "T": (15, 17, 65), "H": (2, 3), "NV": ((4, 3), (8, 8), (24, 48), (64, 64), (128, 256))},
+            words="masked strided bare packed",
+            count=30,
+        ),
+    ),
+}  # fmt: skip
