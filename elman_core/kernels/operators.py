@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import build, launch
 from .family import Family, Row, Values
-from .runtime import compute_dtype, operator, tensors
+from .runtime import operator, tensors
 from .spec import Inputs, KernelSpec, Outputs, Problems, Target
 
 
@@ -72,12 +72,11 @@ class _Signature:
         lines = [f"_values = {{{', '.join(f'{n!r}: {x}' for n, x in of.items())}}}"]
         if direction and known.get("plain"):
             lines.append("if backend == 'torch': return tuple(_plain(_cell, _values))")
-        lines += [*self._sizes, f"_sizes = {{{', '.join(f'{n!r}: n_{n}' for n in self._known)}}}"]
-        lines += [
-            "_derive(_cell, _sizes, _values)",
-            f"_stored = {first}.dtype",
-            "_wide = _stored if _stored is _float64 else _float32",
-        ]
+        lines += [*self._sizes]
+        if any(n not in self._known for row, *_ in self._results if not row.like for n in row.shape or ""):
+            lines.append(f"_sizes = {{{', '.join(f'{n!r}: n_{n}' for n in self._known)}}}")
+            lines.append("_derive(_cell, _sizes, _values)")
+        lines += [f"_stored = {first}.dtype", "_wide = _stored if _stored is _float64 else _float32"]
         for row, count, like in self._results:
             lines.append(f"{row.name} = {self._result(row, count, like, of.get(row.like, ''), fake=not direction)}")
         if direction:
@@ -101,10 +100,26 @@ class _Signature:
             return f"_empty_like({layout})"
         kept = ", dtype=_wide if backend == 'torch' else _stored" if fake else ""
         dtype = {"storage": "", "kept": kept}.get(row.dtype, ", dtype=_wide")
-        made = f"{first}.new_empty(({''.join(f'_sizes[{n!r}], ' for n in row.shape or '')}){dtype})"
+        sizes = [f"n_{n}" if n in self._known else f"_sizes[{n!r}]" for n in row.shape or ""]
+        made = f"{first}.new_empty(({''.join(f'{size}, ' for size in sizes)}){dtype})"
         if row.listed:
             return f"[{', '.join([made] * count)}]"
         return made if like is None else f"_empty_like({like}) if {like}.is_contiguous() else {made}"
+
+
+def _operands(cell: Any, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """The tensors of a call, and the lines that make `given` of them: states in one, and computed dtypes as in the table."""
+    parameters, made = list[str](), list[str]()
+    for row in rows:
+        names = [f"{row.name}{i}" for i in range(len(row.of(cell)))]
+        parameters += names
+        if row.dtype == "compute":
+            names = [f"{x} if {x} is None or {x}.dtype == wide else {x}.to(wide)" for x in names]
+        if row.stacked:
+            names = [f"({names[0]})[None]" if len(names) == 1 else f"_stack(({', '.join(names)}))"]
+        made += names
+    wide = f"wide = _float64 if {parameters[0]}.dtype == _float64 else _float32"
+    return parameters, [wide, f"given = [{', '.join(made)}]"]
 
 
 def _straight(name: str, parameters: Sequence[str], lines: Sequence[str], known: Values) -> Callable[..., Any]:
@@ -133,7 +148,7 @@ def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, 
 
 _NAMES = {
     "readable": launch.readable, "timed": launch.timed, "whole": launch.whole, "empty_like": torch.empty_like,
-    "float32": torch.float32, "float64": torch.float64,
+    "stack": torch.stack, "is_grad_enabled": torch.is_grad_enabled, "float32": torch.float32, "float64": torch.float64,
 }  # fmt: skip
 
 
@@ -142,6 +157,7 @@ class Operator:
 
     Attributes:
         op: the forward as `torch.library` has it: `op(*operands, *constants)` returns outputs and what is kept.
+        call: `call(*tensors, backend="cuda", **constants)` returns the outputs; `operands(*tensors)` the operator's tensors.
 
     Args:
         run: `run(cell, function, given, values)` runs "forward" or "backward" in a compiled module. given: tensors as the
@@ -165,12 +181,11 @@ class Operator:
         self._forward = _Signature(cell, family.inputs, (), family.constants, (*family.outputs, *family.kept))
         self._backward = _Signature(cell, (*family.arriving, *read), family.kept, constants, family.gradients)
         self._words = [each.split()[1] for each in family.constants]
-        rows = [row for row in family.inputs for _ in row.of(cell)]
-        self._computed = [i for i, row in enumerate(rows) if row.dtype == "compute"]
-        stacked = [i for i, row in enumerate(rows) if row.stacked]
-        self._states = slice(stacked[0], stacked[-1] + 1) if stacked else None
         name = f"{family.name}_{cell.name}".removesuffix(f"_{family.name}")
         scope = {"operator": self, "cell": cell, "derive": family.derive}
+        self.call = self._caller(name)
+        parameters, lines = _operands(cell, family.inputs)
+        self.operands = _straight(f"{name}_operands", parameters, [*lines, "return given"], {})
 
         def functions(signature: _Signature, back: int) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
             word, title = ("forward", "backward")[back], name + "_backward" * back
@@ -183,28 +198,21 @@ class Operator:
         self._backward_op = operator(*functions(self._backward, 1))
         self.op = operator(*functions(self._forward, 0), self._saver(name), self._differentiate)
 
-    def __call__(self, *given: Any, backend: str = "cuda", **constants: Any) -> Sequence[Tensor]:
-        """The outputs for the tensors of a call. With "reference", autograd differentiates plain PyTorch."""
-        arguments = self.operands(given)
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments)
-        for word in self._words:
-            arguments.append(keep if word == "keep" else backend if word == "backend" else constants[word])
-        if backend == "reference":
-            return self._plain[0](self.cell, self._forward.values(arguments))[: len(self.family.outputs)]
-        made: Sequence[Tensor] = self.op(*arguments)
-        return made[: len(self.family.outputs)]
-
-    def operands(self, given: Sequence[Any]) -> list[Any]:
-        """The operator's tensors from those of a call: states in one, and computed dtypes as in the table."""
-        wide, made = compute_dtype(given[0]), list(given)
-        for i in self._computed:
-            x = made[i]
-            if x is not None and x.dtype != wide:
-                made[i] = x.to(wide)
-        if self._states is not None:
-            states = made[self._states]
-            made[self._states] = [states[0][None] if len(states) == 1 else torch.stack(states)]
-        return made
+    def _caller(self, name: str) -> Callable[..., Sequence[Tensor]]:
+        """What `call` is: with the back end "reference", autograd differentiates plain PyTorch."""
+        parameters, lines = _operands(self.cell, self.family.inputs)
+        keep, count = (
+            "_is_grad_enabled() and any(x is not None and x.requires_grad for x in given)",
+            len(self.family.outputs),
+        )
+        last = [keep if word == "keep" else word for word in self._words]
+        lines.append(f"given += ({''.join(f'{each}, ' for each in last)})")
+        if self._plain:
+            lines.append(f"if backend == 'reference': return _plain(_cell, _values(given))[:{count}]")
+        lines.append(f"return _operator.op(*given)[:{count}]")
+        constants = [f"{word}='cuda'" if word == "backend" else word for word in self._words if word != "keep"]
+        known = {"operator": self, "cell": self.cell, "values": self._forward.values, "plain": [*self._plain, None][0]}
+        return _straight(f"{name}_call", [*parameters, *constants], lines, known)
 
     def spec(
         self,
@@ -242,7 +250,7 @@ class Operator:
     def example(self, backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         """The operator and its arguments, for `torch.library.opcheck`."""
         constants = {"keep": True, "backend": backend, **options}
-        return self.op, (*self.operands(tuple(inputs.values())), *[constants[word] for word in self._words])
+        return self.op, (*self.operands(*inputs.values()), *[constants[word] for word in self._words])
 
     def _saver(self, name: str) -> Callable[..., None]:
         """What saves for the backward: the inputs that it reads and what was kept, and of outputs their shapes and dtypes."""
@@ -251,21 +259,23 @@ class Operator:
         named = [(n, row.read) for n, row in zip(flat, rows, strict=True) if row.read]
         read = [n + " if backend == 'torch' else None" * (when == "torch") for n, when in named]
         outputs, kept = ([row.name for row in some] for some in (family.outputs, family.kept))
+        shapes = [
+            f"({n}.shape, {n}.dtype)" for n, row in zip(outputs, family.arriving, strict=True) if not row.optional
+        ]
         lines = [
             f"{', '.join([*flat, *self._words])}, = inputs",
             f"{', '.join([*outputs, *kept])}, = output",
             "ctx.set_materialize_grads(False)",
             f"ctx.save_for_backward({', '.join([*read, *kept])})",
             f"ctx.constants = ({', '.join(word for word in self._words if word != 'keep')},)",
-            f"ctx.outputs = ({', '.join(f'({n}.shape, {n}.dtype)' for n in outputs)},)",
+            f"ctx.outputs = ({', '.join(shapes)},)",
         ]
         return _straight(f"{name}_save", ("ctx", "inputs", "output"), lines, {})
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, arriving = ctx.saved_tensors, list(gradients[: len(ctx.outputs)])
-        for i, row in enumerate(self.family.arriving):
-            if arriving[i] is None and not row.optional:
-                shape, dtype = ctx.outputs[i]
+        saved, arriving = ctx.saved_tensors, list(gradients[: len(self.family.outputs)])
+        for i, (shape, dtype) in enumerate(ctx.outputs):
+            if arriving[i] is None:
                 arriving[i] = next(x for x in saved if x is not None).new_zeros(shape, dtype=dtype)
         given = (*arriving, *saved, *ctx.constants)
         values = self._backward.values(given)

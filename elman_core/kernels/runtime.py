@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.library import Library, register_autograd, register_fake
+from torch.library import Library, register_fake
 
 from elman_core.registry.errors import ConfigError, KernelError
 
@@ -138,6 +138,7 @@ def operator(
     _operators[name] = caller()
     _library.impl(name, run, "CompositeExplicitAutograd")
     register_fake(f"elman::{name}", fake, lib=_library)
+    made: Callable[..., Any] = getattr(torch.ops.elman, name).default
     if differentiate is not None:
 
         def once(ctx: Any, *gradients: Any) -> Any:
@@ -146,9 +147,36 @@ def operator(
             with nullcontext() if there is None else without_autocast(there):  # `backward()` may be called inside it
                 return differentiate(ctx, *gradients)
 
-        register_autograd(f"elman::{name}", once, setup_context=save, lib=_library)
-    made: Callable[..., Any] = getattr(torch.ops.elman, name).default
+        _library.impl(name, _recorded(name, made, cast(Callable[..., None], save), once), "Autograd")
     return made
+
+
+def _recorded(
+    name: str, op: Callable[..., Any], save: Callable[..., None], differentiate: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What runs an operator and records it for the backward.
+
+    `torch.library.register_autograd` does the same, but in every call reads all arguments of the schema once for each of them,
+    which takes as long as several launches.
+    """
+    private: Any = torch._C
+
+    def below(*given: Any) -> Any:
+        with private._AutoDispatchBelowAutograd():
+            return op(*given)
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        made = below(*given)
+        save(ctx, given, made)
+        return made
+
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
+    apply: Callable[..., Any] = cast(Any, type(f"elman_{name}", (torch.autograd.Function,), functions)).apply
+
+    def run(*given: Any) -> Any:
+        return (apply if torch.is_grad_enabled() and private._any_requires_grad(*given) else below)(*given)
+
+    return run
 
 
 def results(step: Callable[..., Any], made: Any, count: int, words: str) -> tuple[Any, ...]:

@@ -102,9 +102,10 @@ def _gradients(_cell: Cell, values: Values) -> Values:
     """The gradients of the inputs that were given."""
     (channels, taps), total, needs = values["weight"].shape, values["dparams"], values["needs"]
     dweight, dbias = total.split((taps * channels, channels))
-    found = {"bias": dbias.clone(), "window": values["dwindow"]}
-    found = {name: d for name, d in found.items() if needs[name]}
-    return {"x": values["dx"], "weight": dweight.view(channels, taps), **found}
+    found = {"x": values["dx"], "weight": dweight.view(channels, taps)}
+    if needs["bias"]:
+        found["bias"] = dbias.clone()
+    return found | ({"window": values["dwindow"]} if needs["window"] else {})
 
 
 _operator = Operator(FAMILY, Cell(NAME, Path(), "", reference), native.run, (), _gradients)

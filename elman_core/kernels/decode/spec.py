@@ -39,8 +39,7 @@ class SharedCell(Cell):
 
 def _widest(_cell: Cell, sizes: Values, values: Values) -> None:
     """?: of a verification, the most outputs of a further map."""
-    if "op" in values:
-        sizes["?"] = max(further(values), default=0)
+    sizes["?"] = max(further(values), default=0)
 
 
 def _direct(_cell: Cell, sizes: Values, values: Values) -> None:

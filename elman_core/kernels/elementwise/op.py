@@ -106,7 +106,7 @@ class ElementwiseKernel(Compiled):
         T, B, d = first.shape
         cpu = trains(first, T, d)
         backend = choose(self.name, backend, first, lambda: map(int, (FEW if cpu else B, d)), cpu=cpu)
-        y_TBd, last_SBd = self._operator(*given, backend=backend)
+        y_TBd, last_SBd = self._operator.call(*given, backend=backend)
         return y_TBd, *last_SBd.unbind(0)
 
     def spec(self) -> KernelSpec:

@@ -126,7 +126,7 @@ class GatesKernel(Compiled):
         backend = choose(
             self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", cpu=cpu
         )
-        y_TBd, last_SBd = self._operator(*given, backend=backend)
+        y_TBd, last_SBd = self._operator.call(*given, backend=backend)
         return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
     @staticmethod

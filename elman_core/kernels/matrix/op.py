@@ -218,7 +218,7 @@ class MatrixKernel(Compiled):
                 if (x := tensors.get(n)) is not None:
                     tensors[n] = x.to(dtypes.get(n, q.dtype))
             operator = self._packed if "packed" in tensors else self._apart
-            o, last = operator(*tensors.values(), heads=H, rows=N, form=size.form, backend=backend)
+            o, last = operator.call(*tensors.values(), heads=H, rows=N, form=size.form, backend=backend)
         return o.to(first.dtype), last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:

@@ -88,7 +88,7 @@ class RowsKernel(Compiled):
         cpu = pays(q_BTGK, sizes["T"], sizes["H"] * K * V)
         if (chosen := choose(self.name, asked, q_BTGK, lambda: (K, V), "reference", cpu=cpu)) == "reference":
             return self.reference(*given)
-        o, last = self._operator(*given, backend=chosen)
+        o, last = self._operator.call(*given, backend=chosen)
         return o, last
 
     def spec(self) -> KernelSpec:
