@@ -92,8 +92,8 @@ class _Signature:
         """An expression for a result that is not filled in."""
         first = self.parameters[0]
         if layout and "?" in (row.shape or ""):
-            sizes = "".join("len(x), " if n == "?" else f"n_{n}, " for n in row.shape or "")
-            return f"[{first}.new_empty(({sizes})) for x in {layout}]"
+            own = "".join("len(x), " if n == "?" else f"n_{n}, " for n in row.shape or "")
+            return f"[{first}.new_empty(({own})) for x in {layout}]"
         if layout and row.listed:
             return f"[{first}.new_empty(0) if x is None else x.new_empty(x.shape) for x in {layout}]"
         if layout:
