@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from broken_plugins import install_all
 
 import elman_core
 from elman_core.cli import main
@@ -31,6 +32,19 @@ def test_the_version_is_said_and_a_bare_command_gets_its_help(capsys: pytest.Cap
         assert main(words) == 2
         out, err = capsys.readouterr()
         assert (out, err.splitlines()[0]) == ("", " ".join(["Usage: elman", *words, "[OPTIONS] COMMAND [ARGS]..."]))
+
+
+def test_the_help_has_sections_and_a_line_for_each_command(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    lines = run(capsys, "--help").partition("\nLook:\n")[2].splitlines()
+    titles = [line for line in lines if line and not line.startswith("  ")]
+    assert titles == ["Train:", "Use a model:", "Write a variant:", "Extensions:"]
+    rows = [line.split(maxsplit=1) for line in lines if line.startswith("  ")]
+    named = [row[0] for row in rows]
+    assert len(set(named)) == len(named) > 20, "a summary takes more than a line"
+    assert [row for row in rows if not row[1:] or row[1].endswith("...")] == []
+    assert all(line.startswith("  ") and line[2] != " " for line in lines if line and line not in titles)
 
 
 def test_a_shell_can_be_told_the_commands(tmp_path: Path) -> None:
@@ -129,6 +143,21 @@ def test_list_and_size_import_neither_the_compiler_nor_transformers() -> None:
     subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
 
 
+def test_list_imports_torch_only_when_a_plugin_has_changed(tmp_path: Path) -> None:
+    code = "import sys; from elman_core.cli import main; main(['list', '--json'])"
+    code += "; print('torch' in sys.modules, file=sys.stderr)"
+    shelf, source = install_all(tmp_path / "plugins"), tmp_path / "plugins/good/elman_good/__init__.py"
+    source.write_text("import torch\n" + source.read_text())
+    said = []
+    for change in ("a test", "a test", "another", "another"):
+        if change not in source.read_text():
+            source.write_text(source.read_text().replace("a test", change))
+        done = shelf.run(code, "good", ELMAN_CACHE=str(tmp_path / "cache"))
+        said.append((done.stderr.strip(), next(r["summary"] for r in json.loads(done.stdout) if r["name"] == "good")))
+    assert [summary for _, summary in said] == ["a test", "a test", "another", "another"]
+    assert [imported for imported, _ in said] == ["True", "False", "True", "False"]
+
+
 def test_list_names_every_variant_once(capsys: pytest.CaptureFixture[str]) -> None:
     rows = read(capsys, "list")
     assert [r["name"] for r in rows] == sorted(plugins().installed)
@@ -144,6 +173,15 @@ def test_doctor_names_machine_plugins_and_back_ends(capsys: pytest.CaptureFixtur
     assert rows["plugins", "elman-e42"]["is"].endswith(": e42")
     assert "backend" in rows["variants", "e42"]["is"]
     assert all(r["fix"] for r in rows.values() if r["state"] in ("missing", "broken"))
+
+
+def test_doctor_is_brief_unless_all_is_asked_for(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    text = run(capsys, "doctor")
+    assert len(text.splitlines()) <= 12
+    assert "C++ compiler missing" in text
+    assert "elman-e42" not in text
+    assert "elman-e42" in run(capsys, "doctor", "--all")
 
 
 def test_doctor_says_how_to_get_what_kernels_need(

@@ -119,7 +119,11 @@ def test_the_first_lines_say_what_will_happen(text, tmp_path, capsys):
     assert "expected at the start: 5.5452 nats per byte (ln 256)" in said
     assert "0% 5.00e-04, 1% 5.00e-04, 10% 1.00e-03, 50% " in said
     model = 256 * 16 + 2 * (16 + 16 * 16 * 3 + 16) + 16
-    assert f"parameters  {model:,}" in said
+    assert f"{tmp_path / 'run'}: e42@16x2, {model:,} parameters\n" in said
+    first = said[: said.index("\nstep 1 ")].splitlines()
+    assert [line.split()[0] for line in first] == ["run", "settings", "text", "backend", "schedule"]
+    assert {"train.log_every=5", "train.batch_size=4"} <= set(first[1].split()), "what differs from the defaults"
+    assert not {"train.clip=1.0", "train.seed=42"} & set(first[1].split())
     assert [line.split()[1] for line in said.splitlines() if line.startswith("step ")] == ["1", "5", "10", "15", "20"]
     logged = (tmp_path / "run" / "console.log").read_text()
     assert all(line in logged for line in said.splitlines())

@@ -23,11 +23,17 @@ from typer.core import TyperCommand, TyperGroup
 from elman_core import __version__
 from elman_core._streams import ready_to_print
 
-# The commands of each module, or its group, in the order of the help; `_` ends what would hide a word of Python.
+# The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("doctor", "list_", "show"), "size": ("size",), "plugin": ("new", "check"), "data": ("group",),
     "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "kernels": ("build", "verify"),
     "generate": ("generate",), "export": ("export",),
+}  # fmt: skip
+
+# The sections of the help; commands of extensions come last.
+SECTIONS = {
+    "Look": "list show size doctor", "Train": "data train resume eval demo", "Use a model": "generate export",
+    "Write a variant": "new check build verify",
 }  # fmt: skip
 
 LONGEST = 2000
@@ -62,6 +68,18 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
         return [*own, *(name for name in self.extensions if name not in own)]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The commands by section, each with the first sentence of its help."""
+        sections = {title: names.split() for title, names in SECTIONS.items()} if self.name == "elman" else {}
+        named = [name for names in sections.values() for name in names]
+        sections["Extensions" if sections else "Commands"] = [n for n in self.list_commands(ctx) if n not in named]
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in sections.items():
+            rows = [(n.ljust(width), self.get_command(ctx, n).get_short_help_str(formatter.width)) for n in names]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: Any, name: str) -> Any:
         from elman_core.registry.extensions import known

@@ -23,7 +23,7 @@ def demo(
     steps: int | None = typer.Option(None, min=1, help="Steps of training, instead of seconds."),
     out: Path | None = typer.Option(None, help="Folder of the run; runs/demo by default."),
 ) -> None:
-    """Train a small model on the source text of Python's standard library, save it, load it again, and write text.
+    """Train a small model, save it, load it, and write text. The text is the source of Python's standard library.
 
     Needs no GPU and no download.
     """

@@ -29,7 +29,7 @@ def eval_(
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:1."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Measure the bits per byte of MODEL on held-out windows of a text, or on all of it.
+    """Measure bits per byte of MODEL on held-out text, or on all of it.
 
     Each held-out window starts from the initial state, as in training. With --all, the file is cut into ROWS parts that are
     read side by side with a carried state: each byte but the first is predicted from all bytes before it in its part.

@@ -15,21 +15,33 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the variant.")]
 
 
-def doctor(json: Json = False) -> None:
-    """Show what this machine has, what runs where, and the command that fixes what is missing."""
+def doctor(
+    all_: Annotated[bool, typer.Option("--all", help="Show every plugin, extension, variant and kernel.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what this machine has, and how to fix what is missing."""
     from ._doctor import report
 
     sections = report()
     if json:
         print(dump(sections))
         return
+    brief = []
     for title, rows in sections.items():
-        print(title)
-        print(table([[r["what"], r["state"], r["is"] + (f"  fix: {r['fix']}" if r["fix"] else "")] for r in rows]))
+        shown = [[r["what"], r["state"], r["is"] + (f"  fix: {r['fix']}" if r["fix"] else "")] for r in rows]
+        if all_:
+            print(title)
+            print(table(shown))
+        fine = [f"{r['what']} {r['is']}" for r in rows if r["state"] == "ok"]
+        brief.append([title, ", ".join(fine) if title in ("machine", "kernels") else f"{len(fine)} ok"])
+        brief += [["", " ".join(row)] for row in shown if row[1] != "ok"]
+    if not all_:
+        print(table(brief))
+        print("elman doctor --all shows each of them")
 
 
 def list_(json: Json = False) -> None:
-    """List every installed variant, and broken plugins and missing dependencies."""
+    """List the installed variants, and what is broken or missing."""
     rows = _listed()
     if json:
         print(dump(rows))
@@ -46,13 +58,62 @@ def list_(json: Json = False) -> None:
 
 
 def _listed() -> list[dict[str, Any]]:
-    from elman_core.registry import how_to_install, plugins
+    """The rows of `elman list`. Plugins import torch: while their files are the same, the rows come from the kernels' cache."""
+    import contextlib
+
+    from elman_core.kernels.build import writable_cache
+    from elman_core.registry import ElmanError
     from elman_core.registry.checks import is_missing
+    from elman_core.storage import read_json, write_json
+
+    rows, key = None, _installation()
+    with contextlib.suppress(ElmanError, OSError):  # without a cache every call loads the plugins
+        kept = read_json(writable_cache() / "variants.json")
+        rows = kept["rows"] if kept["key"] == key else None
+    if rows is None:
+        rows = _loaded()
+        with contextlib.suppress(ElmanError, OSError):
+            if all(row["state"] == "ok" for row in rows):
+                write_json(writable_cache() / "variants.json", {"key": key, "rows": rows})
+    for row in rows:
+        requires, faster = row.pop("requires", ()), row.pop("accelerated_by", {})
+        if needs := [module for module in requires if is_missing(module)]:
+            row["state"] = f"needs {', '.join(needs)}"
+        if row["state"] == "ok" or needs:
+            row["faster"] = list(dict.fromkeys(how for module, how in faster.items() if is_missing(module)))
+    return rows
+
+
+def _installation() -> list[str]:
+    """What decides which variants there are: the packages of plugins with their versions, and when their files were changed."""
+    import os
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    import elman_core
+    from elman_core.registry.plugins import GROUP, entry_points
+
+    found = [elman_core.__version__, os.environ.get("ELMAN_PLUGINS", "all")]
+    for point in entry_points(GROUP):
+        spec = find_spec(point.module.partition(".")[0])
+        files = [spec.origin] if spec and spec.origin else []
+        if spec and spec.submodule_search_locations:
+            files = [str(f) for folder in spec.submodule_search_locations for f in sorted(Path(folder).rglob("*.py"))]
+        changed = max((os.stat(file).st_mtime_ns for file in files), default=0)
+        found.append(
+            f"{point.name} {point.value} {point.dist and point.dist.version} {len(files)} {changed} {files[:1]}"
+        )
+    return found
+
+
+def _loaded() -> list[dict[str, Any]]:
+    from elman_core.registry import how_to_install, plugins
 
     loaded = plugins()
-    rows = [
-        {"name": name, "package": i.requirement, "state": f"needs {', '.join(i.needs)}" if i.needs else "ok",
-         "summary": i.variant.summary, "presets": list(i.variant.presets), "faster": i.variant.installs(is_missing)}
+    rows: list[dict[str, Any]] = [
+        {"name": name, "package": i.requirement, "state": "ok", "summary": i.variant.summary,
+         "presets": list(i.variant.presets), "requires": list(i.variant.requires),
+         "accelerated_by": dict(i.variant.accelerated_by)}
         for name, i in loaded.installed.items()
     ]  # fmt: skip
     for name, both in loaded.conflicts.items():
@@ -81,7 +142,7 @@ def show(
     presets: Annotated[bool, typer.Option("--presets", help="List presets and other names, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Show a variant: its equation, options with ranges, parameters and published figures. Of a pattern, each variant in it."""
+    """Show a variant. Its equation, options with ranges, parameters and published figures; of a pattern, each variant in it."""
     from elman_core.nn.layers import resolve_pattern
     from elman_core.registry import parse_size
     from elman_core.size import count

@@ -43,7 +43,7 @@ def build(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compile kernels ahead of first use, also for GPUs of other machines: copy the folder and point ELMAN_CACHE to it."""
+    """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
     from elman_core.registry import KernelError
@@ -121,7 +121,7 @@ def verify(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compare kernels with a float64 reference: every output and every gradient. Exits with 5 if one is wrong."""
+    """Compare kernels with float64. Every output and every gradient; exits with 5 if one is wrong."""
     import torch
 
     from elman_core.kernels import verify_cache

@@ -22,7 +22,7 @@ def new(
         Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")
     ] = Path(),
 ) -> None:
-    """Write a plugin that passes its contract at once; change it from there."""
+    """Write a plugin that passes its contract, for you to change."""
     from elman_core.registry.checks import is_missing
 
     from ._scaffold import equations, render
@@ -41,7 +41,7 @@ def check(
     folder: Annotated[Path, typer.Argument(help="Folder of a plugin or an extension.")] = Path(),
     tests: Annotated[bool, typer.Option(help="Run its kernels on an emulated GPU and its own tests, too.")] = True,
 ) -> None:
-    """Check a plugin or an extension: files, names, imports and wheel, then kernels on an emulated GPU, and its own tests."""
+    """Check a plugin or an extension. Files, names, imports and wheel, then kernels on an emulated GPU, and its own tests."""
     from elman_core.registry import ConfigError, plugins
     from elman_core.registry.extensions import packages
 

@@ -22,7 +22,7 @@ def size(
     sets: Sets = None,
     json: Json = False,
 ) -> None:
-    """Find the width (or depth) of a model with a given number of parameters, counted exactly on the meta device.
+    """Find the width or depth for a given number of parameters. They are counted exactly, on the meta device.
 
     Without --depth and --dim, list every width that comes within 2 % at some depth. If no multiple of 128 does, multiples of
     64, 32, 16 and 8 are tried.

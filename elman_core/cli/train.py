@@ -77,7 +77,7 @@ def resume(
         [], "--set", metavar="KEY=VALUE", help="A setting to change, such as train.accumulate=2."
     ),
 ) -> None:
-    """Continue a run from its last good checkpoint: the same batches, and on one device the same losses bit for bit."""
+    """Continue a run from its last good checkpoint. It reads the same batches; on one device the losses are the same bits."""
     from elman_core.training.ranks.launch import hush
 
     hush()

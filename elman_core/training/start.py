@@ -16,7 +16,7 @@ import torch
 
 from elman_core.metrics import read_metrics
 from elman_core.model.checkpoint import newest_good
-from elman_core.registry import CheckpointError, ConfigError
+from elman_core.registry import CheckpointError, ConfigError, config_to_dict, resolve
 from elman_core.storage import check_folder, now, remove_leftovers
 
 from .checkpoint import Position, Progress, read_progress, set_aside
@@ -184,33 +184,62 @@ def _is_done(settings: Settings, position: Position) -> bool:
 
 
 def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> Iterator[str]:
-    """The facts known before the first step: settings, size, back ends, data, the expected loss, the schedule."""
+    """What is decided before the first step, in five lines; more lines only for what few runs have."""
     settings, train, text, vocabulary = plan.settings, plan.settings.train, plan.text, plan.model.config.vocab_size
     unit = "byte" if vocabulary == 256 else "token"
-    yield f"run         {path}" + (f" (resumed at step {position.progress.step})" if position else "")
-    for table, values in settings.to_dict().items():
-        shown = "  ".join(f"{k}={json.dumps(v)}" for k, v in values.items() if v is not None)
-        yield f"{table:12}{shown}"
-    yield f"text        {text.windows.in_words}"
+    model = settings.model
+    size = (
+        f"{model.hidden_size}x{model.num_hidden_layers}, {sum(p.numel() for p in plan.model.parameters()):,} parameters"
+    )
+    name = model.variant if isinstance(model.variant, str) else "+".join(map(str, model.variant))
+    yield f"run         {path}{f' (resumed at step {position.progress.step})' if position else ''}: {name}@{size}"
+    yield f"settings    {'  '.join(_changed(settings)) or 'the defaults'} (all are in manifest.json)"
+    first = (
+        "" if plan.init else f"; expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
+    )
+    yield f"text        {text.windows.in_words}{first}"
     if text.heldout_file:
         yield f"held out    {text.heldout_file.value}"
-    yield f"parameters  {sum(p.numel() for p in plan.model.parameters()):,}"
-    yield f"backend     {'; '.join(backends(plan.model)) or 'no recurrence'} on {plan.device}, {train.precision}"
-    yield f"steps       {plan.mode.name} ({plan.mode.why})"
+    mode = f"{plan.mode.name} steps ({plan.mode.why})"
+    yield f"backend     {'; '.join(backends(plan.model)) or 'no recurrence'} on {plan.device}, {train.precision}; {mode}"
     if plan.ranks.size > 1:
         rows = train.batch_size // plan.ranks.size
         yield f"ranks       {plan.ranks.size}, {plan.parallel} over {plan.backend}: {rows} rows of the batch each"
-    if plan.init is None:
-        yield f"loss        expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
-    else:
+    if plan.init is not None:
         yield f"begun with  {plan.init['model']}, its optimizer's state {plan.init['optimizer']}"
     if position and _is_done(plan.began, position):
         rate = train.lr * plan.schedule.factor(position.progress.step, 1.0)
         yield f"schedule    has ended: the learning rate stays at {rate:.2e}"
         return
-    of, most = ("steps", "") if train.minutes is None else ("time", ", at most a tenth of the time")
+    length, of, most = f"{train.steps} steps", "steps", ""
+    if train.minutes is not None:
+        length, of, most = f"{train.minutes:g} minutes", "time", ", at most a tenth of the time"
     marks = ", ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in plan.schedule.at_landmarks().items())
-    yield f"schedule    {train.schedule}, warm-up {train.warmup} steps{most}; learning rate by share of the {of}: {marks}"
+    rates = f"learning rate by share of the {of}: {marks}"
+    yield f"schedule    {length}, {train.schedule}, warm-up {train.warmup} steps{most}; {rates}"
+
+
+def _changed(settings: Settings) -> Iterator[str]:
+    """The settings that are not the defaults, as `--set` takes them. Those that the other lines give are left out, and what
+    its default leaves to the run."""
+    told = {
+        "model.variant",
+        "model.hidden_size",
+        "model.num_hidden_layers",
+        "train.steps",
+        "train.minutes",
+        "train.warmup",
+    }
+    model, usual = settings.model, Settings().to_dict()
+    if isinstance(model.options, dict) and isinstance(model.variant, str):
+        usual["model"]["options"] = config_to_dict(resolve(model.variant).config)
+    for table, values in settings.to_dict().items():
+        for key, value in values.items():
+            before = usual[table][key]
+            if isinstance(value, dict) and value != before:
+                yield from (f"{table}.{key}.{k}={json.dumps(v)}" for k, v in value.items() if v != before.get(k))
+            elif f"{table}.{key}" not in told and before not in (None, "auto", value):
+                yield f"{table}.{key}={json.dumps(value)}"
 
 
 def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:

@@ -21,7 +21,7 @@ def evals(
     tasks: str | None = typer.Option(None, help="Tasks of the harness, separated by commas."),
     data: Path | None = typer.Option(None, help="Score this UTF-8 text as one document, in bits per byte."),
 ) -> None:
-    """Run tasks of lm-evaluation-harness on MODEL, with the state carried through each document."""
+    """Run tasks of lm-evaluation-harness on MODEL. The state is carried through each document."""
     if (tasks is None) == (data is None):
         raise ConfigError("give --tasks NAME,… or --data FILE")
     rest, arguments = list(options or ()), f"pretrained={model}"

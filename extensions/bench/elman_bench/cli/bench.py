@@ -42,7 +42,7 @@ def bench(
     on: On = "local",
     json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Train the models of a suite, one on each free GPU, and write a report.
+    """Train the models of a suite, one on each GPU; write a report.
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """

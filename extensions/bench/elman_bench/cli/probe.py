@@ -29,7 +29,7 @@ def probe(
     ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure memory and tok/s of a few real training steps; on a GPU, find the largest batch that fits. Keeps nothing.
+    """Measure memory and tok/s of a few real training steps. On a GPU, find the largest batch that fits. Keeps nothing.
 
     Each measurement runs in its own process. The largest batch is found to within 3 %, without accumulation.
     """

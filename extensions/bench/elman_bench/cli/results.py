@@ -35,7 +35,7 @@ def results(
     html: bool = typer.Option(False, "--html", help="Write report.html into the suite's folder and print its path."),
     json_: bool = typer.Option(False, "--json", help="The same as --format json."),
 ) -> None:
-    """Show tables of runs: held-out bits per byte, loss at equal tokens, speed, memory, status.
+    """Show tables of runs. Held-out bits per byte, loss at equal tokens, speed, memory, status.
 
     Runs are grouped by protocol, and the settings that differ between groups are named. Unfinished runs are shown as they are.
     """
@@ -64,7 +64,7 @@ def compare(
     ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Compare runs step by step on the same batches: differences with intervals, for each seed and over all seeds.
+    """Compare runs step by step on the same batches. Differences with intervals, for each seed and over all seeds.
 
     In a suite or a folder, the best model of each protocol is compared with each other model; trials of tuned settings are left
     out. Differences are in bits per byte, first minus second: below zero, the first is better.

@@ -24,7 +24,7 @@ def pack(
     seed: int = typer.Option(0, min=0, help="Decides the order of documents."),
     unique: bool = typer.Option(False, "--drop-duplicates", help="Keep one of documents with the same text."),
 ) -> None:
-    """Pack texts into one memory-mapped file: .txt, .md, .jsonl, .gz, .zst, .parquet, .arrow, folders of datasets.
+    """Pack texts into one memory-mapped file. Takes .txt, .md, .jsonl, .gz, .zst, .parquet, .arrow, folders of datasets.
 
     Documents are in random order, each ended by 0x1e, or by the tokenizer's eos. In records with `prompt` and `completion`, or
     with `messages`, only what the model should answer counts in the loss. What was packed before a kill is not packed again.

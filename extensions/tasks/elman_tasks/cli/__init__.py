@@ -1,4 +1,4 @@
-"""Tasks that show what a recurrence can track, count and recall, and to which length."""
+"""Find what a recurrence can track, count and recall."""
 
 from __future__ import annotations
 
