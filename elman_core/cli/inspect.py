@@ -32,8 +32,8 @@ def doctor(
         if all_:
             print(title)
             print(table(shown))
-        fine = [f"{r['what']} {r['is']}" for r in rows if r["state"] == "ok"]
-        brief.append([title, ", ".join(fine) if title in ("machine", "kernels") else f"{len(fine)} ok"])
+        fine = [f"{r['what']} {r['is'].partition(',')[0]}" for r in rows if r["state"] == "ok"]
+        brief.append([title, ", ".join(fine) if title == "machine" else f"{len(fine)} ok"])
         brief += [["", " ".join(row)] for row in shown if row[1] != "ok"]
     if not all_:
         print(table(brief))
