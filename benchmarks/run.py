@@ -49,6 +49,7 @@ PROBLEMS = {
         "mamba_ssm, fla, transformers' LLaMA",
     ),
     "packed": ("step", "tok/s and ms of a whole training step with documents that begin inside rows", ""),
+    "documents": ("documents", "bytes/s of documents of 256 bytes to 4 KB in packed rows and in padded ones", ""),
     "optimizers": ("step", "tok/s with each optimizer; µs of an update", "schedulefree"),
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
     "serve": (

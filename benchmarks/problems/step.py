@@ -100,7 +100,8 @@ def steady(made: Any, warm: int, steps: int) -> list[float]:
     before = made.step
     made.advance(steps)
     lines = [json.loads(line) for line in (made.path / METRICS).read_text().splitlines()]
-    return [1e3 * made.settings.tokens_per_step / line["tok_s"] for line in lines if line["step"] > before]
+    tokens = made.settings.tokens_per_step  # tok_s leaves out the filling of packed rows
+    return [1e3 * tokens * line.get("fill", 1) / line["tok_s"] for line in lines if line["step"] > before]
 
 
 def figures(ms: list[float], tokens: int) -> Row:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .matrix.op import MatrixKernel
     from .matrix.spec import Maps
     from .rows.op import RowsKernel
-    from .runtime import compute_dtype, load_or_warn, operator, warn_of_packed_rows
+    from .runtime import compute_dtype, load_or_warn, operator
     from .spec import Case, KernelSpec, document_starts, padding_mask
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used
@@ -37,14 +37,14 @@ _HOME = {
     "ensure_verified": "verify_cache",
     "error_word": "dense.native", "in_words": "dispatch", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
     "padding_mask": "spec", "product": "dense.portable", "register": "dispatch", "shipped": "build",
-    "stamp": "verify_cache", "used": "verify_cache", "warn_of_packed_rows": "runtime",
+    "stamp": "verify_cache", "used": "verify_cache",
 }  # fmt: skip
 __all__ = [
     "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
     "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "document_starts", "emulated",
     "ensure_verified",
     "error_word", "in_words", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp",
-    "used", "warn_of_packed_rows",
+    "used",
 ]  # fmt: skip
 
 

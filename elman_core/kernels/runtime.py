@@ -68,16 +68,6 @@ def constant_when_compiled(function: Called) -> Called:
     return function
 
 
-def warn_of_packed_rows(name: str, like: Tensor) -> None:
-    """Warn once for each kernel that GPU kernels do not support packed rows yet; an error with ELMAN_KERNELS=require."""
-    if like.is_cuda and not torch.compiler.is_compiling():
-        load_or_warn(f"packed rows of {name}", _no_packed_rows)
-
-
-def _no_packed_rows() -> None:
-    raise KernelError("this kernel does not support packed rows: pad the rows and pass attention_mask")
-
-
 def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
     """The result of `load()`, or None if plain PyTorch must run instead.
 
