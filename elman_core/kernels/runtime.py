@@ -135,9 +135,9 @@ def operator(
             refuse_second_derivatives(name)
             there = next((g for g in gradients if g is not None), None)
             with nullcontext() if there is None else without_autocast(there):  # `backward()` may be called inside it
-                return differentiate(ctx, *gradients)
+                return *differentiate(ctx, *gradients), None  # of the keys
 
-        _library.impl(name, _recorded(name, made, cast(Callable[..., None], save), once), "Autograd")
+        _library.impl(name, _recorded(name, made, cast(Callable[..., None], save), once), "Autograd", with_keyset=True)
     return made
 
 
@@ -151,20 +151,23 @@ def _recorded(
     """
     private: Any = torch._C
 
-    def below(*given: Any) -> Any:
-        with private._AutoDispatchBelowAutograd():
-            return op(*given)
-
     def forward(ctx: Any, *given: Any) -> Any:
-        made = below(*given)
-        save(ctx, given, made)
+        *arguments, keys = given
+        made = below(keys, *arguments)
+        save(ctx, arguments, made)
         return made
+
+    def below(keys: Any, *given: Any) -> Any:
+        with private._AutoDispatchBelowAutograd():
+            return cast(Any, op).redispatch(keys & private._after_autograd_keyset, *given)
 
     functions = {"forward": staticmethod(forward), "backward": staticmethod(differentiate)}
     apply: Callable[..., Any] = cast(Any, type(f"elman_{name}", (torch.autograd.Function,), functions)).apply
 
-    def run(*given: Any) -> Any:
-        return (apply if torch.is_grad_enabled() and private._any_requires_grad(*given) else below)(*given)
+    def run(keys: Any, *given: Any) -> Any:
+        if torch.is_grad_enabled() and private._any_requires_grad(*given):
+            return apply(*given, keys)
+        return below(keys, *given)
 
     return run
 
