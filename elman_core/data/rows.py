@@ -1,9 +1,7 @@
 """Rows filled with whole documents (`data.documents = "pack"`).
 
-A row is a list of pieces, side by side: documents, and the parts of those that are longer than a row, or that fill rows which
-would stay empty (a twentieth of the documents, if hardly any two of them fit into a row). A piece of n steps has n
-inputs and the n tokens after them as targets, so no target lies across a boundary. The input before a document's first token is
-the separator, as where generation begins.
+A row is a list of pieces: documents, and parts of those that are longer than a row. A piece of n steps has n inputs and the n
+tokens after them as targets, so no target lies across a boundary. Before a document's first token, the input is the separator.
 
 The training pieces in the random order of epoch 0, then of epoch 1 and so on are one endless sequence. It is cut into blocks of
 about equally many tokens, and the pieces of a block fill `BLOCK` rows. So the pieces of any row follow from its number alone.
@@ -28,21 +26,15 @@ from .source import Batch, Rows
 from .split import Runs, Split
 
 BLOCK = 128
-"""Rows that are filled together: enough for documents of many lengths, few enough to take a millisecond."""
+"""Rows that are filled together, in about a millisecond."""
 
 Parts = list[tuple[int, int, int]]
 """Of a row: the number of each piece, how many steps of it stand elsewhere before these, and how many these are."""
 
 
 class PackedRows(FileSource):
-    """Training rows of whole documents: every piece once an epoch, in an order that the seed decides.
-
-    Args:
-        file: the tokens; one of raw bytes is read once, for its separators. parts: its split. length: steps of a row.
-
-    Raises:
-        DataError: the training text fills no row.
-    """
+    """Training rows of whole documents: every piece once an epoch, in an order that the seed decides. Raw bytes are read once,
+    for their separators. Raises `DataError` if the training text fills no row."""
 
     def __init__(self, file: ByteFile | PackedFile, parts: Split, length: int, rows: int, seed: int) -> None:
         super().__init__(file, parts, length, rows, seed)
@@ -55,7 +47,7 @@ class PackedRows(FileSource):
             )
         # As many tokens as BLOCK rows hold of whole pieces, in each of some samples: then hardly any has to be cut.
         self.block = (BLOCK - 1) * length
-        while any(_cuts(self._sample(i), length) for i in range(8)):
+        while any(sum(map(len, fill(enumerate(s), length))) > max(len(s), BLOCK) for s in map(self._sample, range(8))):
             self.block = int(0.99 * self.block)
         self.order, self.filled = lru_cache(2)(self._order), lru_cache(2)(self._filled)
 
@@ -114,11 +106,7 @@ def pieces(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_]]:
     """The documents of some stretches, cut at their edges and into parts of at most `length` steps.
 
-    Args:
-        ends: of the documents, as `PackedFile.ends`. runs: (n, 2), first token and end of each stretch, in order.
-
-    Returns:
-        For each piece the place of its first target, its steps, and whether the separator is the input before it.
+    Returns for each piece the place of its first target, its steps, and whether the separator is the input before it.
     """
     edges = np.unique(np.concatenate([[0], ends, runs.ravel()]))
     first, last = edges[:-1], edges[1:]
@@ -159,8 +147,3 @@ def fill(pieces: Iterable[tuple[int, int]], length: int, rows: int = BLOCK) -> l
             insort(room, (space - here, row))
             done, steps = done + here, steps - here
     return filled
-
-
-def _cuts(steps: list[int], length: int) -> bool:
-    """Whether pieces of so many steps do not fit whole."""
-    return len(steps) > BLOCK and sum(map(len, fill(enumerate(steps), length))) > len(steps)

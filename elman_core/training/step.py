@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -60,19 +59,14 @@ class Windows:
     @classmethod
     def of(cls, batch: Batch) -> Windows:
         """The arrays of a batch, on the CPU: uint8, bool and int32 (torch computes little in wider unsigned dtypes)."""
-
-        def tensor(array: NDArray[Any] | None) -> Tensor | None:
-            if array is None:
-                return None
-            narrow = array.dtype in (np.uint8, np.bool_)
-            return torch.from_numpy(np.ascontiguousarray(array if narrow else array.astype(np.int32)))
-
-        return cls(**{name: tensor(getattr(batch, name)) for name in FROM_BATCH})  # type: ignore[arg-type]
+        arrays = {n: a for n in FROM_BATCH if (a := getattr(batch, n)) is not None}
+        narrow = {n: a if a.dtype in (np.uint8, np.bool_) else a.astype(np.int32) for n, a in arrays.items()}
+        return cls(**{n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in narrow.items()})
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Windows:
         """`change` of every tensor."""
-        given = {name: None if (t := getattr(self, name)) is None else change(t) for name in FROM_BATCH}
-        return Windows(**given, carry=mapped(change, self.carry))  # type: ignore[arg-type]
+        given = {name: change(t) for name in FROM_BATCH if (t := getattr(self, name)) is not None}
+        return Windows(**given, carry=mapped(change, self.carry))
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (B, T), int64; targets that do not count are -100."""
