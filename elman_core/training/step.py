@@ -61,7 +61,7 @@ class Windows:
         """The arrays of a batch, on the CPU: uint8, bool and int32 (torch computes little in wider unsigned dtypes)."""
         arrays = {n: a for n in FROM_BATCH if (a := getattr(batch, n)) is not None}
         narrow = {n: a if a.dtype in (np.uint8, np.bool_) else a.astype(np.int32) for n, a in arrays.items()}
-        return cls(**{n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in narrow.items()})
+        return cls(**{n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in narrow.items()})  # type: ignore[arg-type]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Windows:
         """`change` of every tensor."""
