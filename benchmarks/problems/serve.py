@@ -1,6 +1,6 @@
 """`elman serve` under 1 to 256 clients at once: bytes a second, and seconds to the first byte.
 
-Each client sends a prompt of its own of 33 bytes, or all send the same one ("one"), and reads a stream of 128 bytes; the
+Each client sends a prompt of its own of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes; the
 server has 64 slots. `elman generate --num 64`, from a model that is loaded, is the mark; bytes for a second of processor time
 say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
 (`generate_batch`, without HTTP) with a random LLaMA of the same number of parameters, since it refuses recurrent models.
