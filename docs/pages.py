@@ -4,6 +4,7 @@ to the page of what it names. A link to another file leads to a copy of it.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import shutil
@@ -21,6 +22,13 @@ LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 MOVED = {"docs/README.md": "index.md", "README.md": "index.md", "docs/variants/gru-lstm.md": "variants/gru.md"}
 ALWAYS = ["CONTRIBUTING.md", "CHANGELOG.md", "extensions/README.md", "checkpoints/README.md", "csrc_common/README.md",
           *gallery.FILES]  # fmt: skip
+UNSEARCHED = (
+    "lab/",
+    "decisions/0",
+    "benchmarks/",
+    "CHANGELOG",
+    "checkpoints/e",
+)  # every page loads the index of the search
 MODULES = ROOT / ".site/node_modules"
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of mkdocs-material, for the search of pages that are opened as files
 
@@ -84,6 +92,8 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     uri = page.file.src_uri
+    if uri.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
     if uri not in origin:
         return markdown
     folder = posixpath.dirname(uri)
@@ -113,7 +123,12 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Ship KaTeX's style and fonts, as equations are typeset already; leave out what no page asks for."""
+    """Ship KaTeX without its script, and leave out what no page asks for, and tags in the index of the search."""
+    index = Path(config.site_dir) / "search/search_index.json"
+    found = json.loads(index.read_text(encoding="utf-8"))
+    for section in found["docs"]:
+        section["text"] = " ".join(re.sub(r"<[^>]+>", " ", section["text"]).split())
+    index.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
     target, katex = Path(config.site_dir) / "assets", MODULES / "katex/dist"
     shutil.copytree(katex / "fonts", target / "katex/fonts", ignore=shutil.ignore_patterns("*.ttf", "*.woff"))
     shutil.copy(katex / "katex.min.css", target / "katex")
