@@ -221,7 +221,7 @@ def _page(variant: Variant, text: str, equations: list[str]) -> str:
     head.append(f'<figure class="step">{picture}</figure>')
     parts = [*head, _facts(variant), rest]
     if f"<!-- options {variant.name} -->" not in text:
-        parts += ["## Options", table(variant.name)]
+        parts += ["## Options { data-search-exclude }", table(variant.name)]
     parts += [_presets(variant), _measured(variant), _published(variant)]
     if any(f.file == "100mb_h200.json" for f in figures().get(variant.name, ())):
         parts.append(f"## Curve\n\n![Bits per byte against bytes seen, AdamW]({RELATIVE}/{CURVE})")
@@ -263,9 +263,9 @@ def _presets(variant: Variant) -> str:
         mark = ' <span class="mark">recommended</span>' if preset == variant.recommended else ""
         rows.append(f"| `{variant.name}:{preset}`{mark} | {', '.join(f'`{k}={v}`' for k, v in values.items())} |")
     if len(rows) <= 14:
-        return "\n".join(("## Presets\n", *rows)) if variant.presets else ""
+        return "\n".join(("## Presets { data-search-exclude }\n", *rows)) if variant.presets else ""
     folded = "\n".join(f"    {row}" for row in rows)
-    return f'## Presets\n\n??? note "{len(rows) - 2} presets"\n\n{folded}'
+    return f'## Presets {{ data-search-exclude }}\n\n??? note "{len(rows) - 2} presets"\n\n{folded}'
 
 
 def _measured(variant: Variant) -> str:
@@ -274,7 +274,12 @@ def _measured(variant: Variant) -> str:
         return ""
     order = {what: i for i, what in enumerate(COLUMNS)}
     shown.sort(key=lambda f: (order[f.what], f.value if f.what in (MUON, ADAMW) else -f.value))
-    rows = ["## Measured", "", "| quantity | model | value | setting | source |", "|---|---|---|---|---|"]
+    rows = [
+        "## Measured { data-search-exclude }",
+        "",
+        "| quantity | model | value | setting | source |",
+        "|---|---|---|---|---|",
+    ]
     rows += [
         f"| {COLUMNS[f.what]} | `{f.model}` | {f.text} | {f.setting} | [{f.file}]({RELATIVE}/{f.file}) |" for f in shown
     ]
@@ -283,7 +288,7 @@ def _measured(variant: Variant) -> str:
 
 def _published(variant: Variant) -> str:
     rows = [f"| `{p.model}` | {p.parameters or ''} | {p.figures} | {p.note} |" for p in variant.published]
-    head = "## Published\n\n| model | parameters | figures | setting |\n|---|---|---|---|\n"
+    head = "## Published { data-search-exclude }\n\n| model | parameters | figures | setting |\n|---|---|---|---|\n"
     return head + "\n".join(rows) if rows else ""
 
 
