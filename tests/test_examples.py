@@ -16,3 +16,9 @@ def test_the_plain_loop_trains_saves_and_writes(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "held out: " in done.stdout
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_notebook_shows_that_pieces_equal_the_whole():
+    done = subprocess.run([sys.executable, EXAMPLES / "state.py"], capture_output=True, text=True, check=True)
+    assert float(done.stdout.splitlines()[0].rpartition(": ")[2]) < 1e-4
+    assert done.stdout.count("'S': ") == 4
