@@ -458,6 +458,9 @@ def test_a_shared_prefix_is_read_once():
         assert served.metric("prefix_hits_total") == 3
         assert served.metric("prefix_reused_tokens_total") == 812
         assert served.metric("prefix_states") == 5
+        steps = served.metric("step_seconds_count")
+        served.post(prompt=[LONG[:300]] * 8, **common)
+        assert served.metric("step_seconds_count") - steps <= 9, "all begin in one step"
 
 
 def test_prefixes_are_thrown_away_least_recently_used_first_by_bytes():
