@@ -18,7 +18,8 @@ from train_helpers import closed_pipe, settings
 
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
-from elman_core.training import loop
+from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.training import estimate, loop
 from elman_core.training.estimate import seconds_a_step
 from elman_core.training.run.display import Display, backends
 from elman_core.training.start import _first_lines, start
@@ -98,6 +99,20 @@ def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(
         "slow: about 50 s a step, 10.0 hours in all on this CPU (layers 0"
         in (tmp_path / "run" / "console.log").read_text()
     )
+
+
+@pytest.mark.parametrize(("variant", "length"), [("e42", 16), ("e88:conv_linear", 256)])
+def test_the_estimate_is_of_the_recurrence_that_runs(variant, length, monkeypatch):
+    """Without its kernel, a matrix state would seem twenty times as slow as its steps are."""
+    model, read = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=64, num_hidden_layers=1)), []
+
+    def forward(model, tokens_BT, *_, **__):
+        read.append(tokens_BT.shape[1])
+        return SimpleNamespace(loss=sum(p.sum() for p in model.parameters()))
+
+    monkeypatch.setattr(estimate, "forward_loss", forward)
+    seconds_a_step(model, 2, 512)
+    assert read[-1] == length
 
 
 def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):

@@ -50,7 +50,7 @@ def _machine() -> list[Row]:
     elif torch.backends.mps.is_available():
         rows.append(_row("GPU", "reference", "Apple MPS: models run in plain PyTorch, without our kernels"))
     else:
-        rows.append(_row("GPU", "none", "models run in plain PyTorch on the CPU"))
+        rows.append(_row("GPU", "none", "models run on the CPU"))
     return rows
 
 

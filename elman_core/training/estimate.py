@@ -21,7 +21,7 @@ def seconds_a_step(model: Any, rows: int, length: int, accumulate: int = 1) -> f
 
     Weights, gradients, buffers and the random state stay as they are. Autocast is up to the caller.
     """
-    kernel = any(layer.mixer.backend().startswith("cpu") for layer in model.model.layers)
+    kernel = any(layer.mixer.backend().startswith(("cpu", "reference, or cpu")) for layer in model.model.layers)
     counts = [min(length, count) for count in (_KERNEL if kernel else _PLAIN)]
     weights = [p for p in model.parameters() if p.requires_grad]
     was_training, seconds = model.training, 0.0
