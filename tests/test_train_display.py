@@ -19,6 +19,7 @@ from train_helpers import closed_pipe, settings
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
 from elman_core.model import LadderConfig, LadderForCausalLM
+from elman_core.testing.kernel import need_host_compiler
 from elman_core.training import estimate, loop
 from elman_core.training.estimate import seconds_a_step
 from elman_core.training.run.display import Display, backends
@@ -101,9 +102,15 @@ def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(
     )
 
 
-@pytest.mark.parametrize(("variant", "length"), [("e42", 16), ("e88:conv_linear", 256)])
-def test_the_estimate_is_of_the_recurrence_that_runs(variant, length, monkeypatch):
+@pytest.mark.parametrize(
+    ("variant", "compiler", "length"),
+    [("e42", True, 16), ("e88:conv_linear", True, 256), ("e88:conv_linear", False, 16)],
+)
+def test_the_estimate_is_of_the_recurrence_that_runs(variant, compiler, length, monkeypatch):
     """Without its kernel, a matrix state would seem twenty times as slow as its steps are."""
+    need_host_compiler()
+    if not compiler:
+        monkeypatch.setenv("CXX", "none")
     model, read = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=64, num_hidden_layers=1)), []
 
     def forward(model, tokens_BT, *_, **__):

@@ -29,6 +29,7 @@ from .runtime import (
     transformed,
 )
 from .spec import Backend, Case, KernelSpec
+from .toolchain import find_host_compiler
 from .verify_cache import ensure_verified
 
 Problem = tuple[Any, ...]
@@ -221,4 +222,10 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         index = torch.cuda.current_device() if device.index is None else device.index
     here = {key: found for key, found in _decided.items() if key[:2] == (name, index) and fits(*key[4:])}
     made = " and ".join(sorted({kind if found else plain for found in here.values()}))
-    return made or (f"{plain}, or cpu where that pays" if kind == "cpu" else f"{kind}, compiled at its first use")
+    if made or kind == "cuda":
+        return made or "cuda, compiled at its first use"
+    try:
+        find_host_compiler()
+    except KernelError:
+        return f"{plain} (no C++ compiler)"
+    return f"{plain}, or cpu where that pays"
