@@ -38,6 +38,7 @@ CASES = {
     "e42, stream, evaluation": ("data.sampling=stream", "train.eval_every=7"),
     "e1, accumulated, recomputed": ("train.accumulate=2", "train.gradient_checkpointing=true"),
     "gru, wsd": ("train.schedule=wsd",),
+    "e42, rows of documents": ("data.documents=pack", "train.accumulate=2"),
     "e42, three weighted texts": ("data.path=['{text}:0.6', '{text}.b:0.3', '{text}.c:0.1']",),
 }
 COMMON = (
