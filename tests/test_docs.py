@@ -128,6 +128,15 @@ def test_every_variant_is_drawn_with_its_state(monkeypatch: pytest.MonkeyPatch) 
             assert made.count("{") == made.count("}")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_in_the_text_is_python(page: Path) -> None:
+    """That of whole pages runs, too, here and in `test_hf_docs.py`; excerpts of a plugin cannot."""
+    for block in re.findall(
+        r"^```py(?:thon)?\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    ):
+        compile(block, page.name, "exec")
+
+
 @pytest.mark.parametrize("page", ["use", "layer"])
 def test_the_python_of_a_first_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELMAN_KERNELS", "off")
