@@ -83,9 +83,7 @@ def model_card(model: Any, licence: str | None = None) -> str:
         cost=f" Its state has a constant size: each new {unit} costs the same after any prompt." if state else "",
         facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
         made_with=", ".join(requirements) or "unknown",
-        install=how_to_install("elman-core", "elman-csrc", *(r.partition("==")[0] for r in requirements)).replace(
-            " in ", "  # in "
-        ),
+        install=how_to_install("elman-core", "elman-csrc", *(r.partition("==")[0] for r in requirements), mark=" # "),
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 
 from .checks import needs_core, one_line
 from .errors import ConfigError, PluginError, did_you_mean, printable
-from .installing import KNOWN, how_to_install
+from .installing import KINDS as KINDS
+from .installing import how_to_install, known
 from .plugins import GROUP, entry_points, package_of
-
-KINDS = ("commands", "executors", "loggers", "sources")
 
 
 def extensions(kind: str) -> dict[str, list[metadata.EntryPoint]]:
@@ -61,11 +59,6 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = lambda _
         raise
     except BaseException as error:  # whatever an extension raises
         raise PluginError(f"extension {package} is broken: {one_line(error)}") from error
-
-
-def known(kind: str) -> dict[str, str]:
-    """The distributions of well-known extensions of a kind, by name."""
-    return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 
 def _missing(kind: str, name: str, points: dict[str, Any]) -> str:

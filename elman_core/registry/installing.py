@@ -4,6 +4,7 @@ so the commands that the project prints install from a checkout.
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 SOURCE = ""
 """Where they come from: "" for a checkout, "git+https://…" for the repository, "index" for the package index."""
 
+KINDS = ("commands", "executors", "loggers", "sources")
 KNOWN = Path(__file__).parent / "extensions.toml"
 FOLDERS = {"core": ".", "csrc": "./csrc_common", "baselines": "./baselines"}
 SHIPPED = "-r requirements.txt"
@@ -23,10 +25,16 @@ def pip_install(*requirements: str) -> str:
     return " ".join(("pip install", *dict.fromkeys(map(_target, requirements))))
 
 
-def how_to_install(*requirements: str) -> str:
-    """As `pip_install`, for a message: with the place in which the command works."""
+def how_to_install(*requirements: str, mark: str = "") -> str:
+    """As `pip_install`, for a message: with the place in which the command works, behind `mark`, such as a shell's "# "."""
     somewhere = not SOURCE and any(_target(r) not in (r, shlex.quote(r)) for r in requirements)
-    return pip_install(*requirements) + " in a checkout of elman" * somewhere
+    return pip_install(*requirements) + f" {mark}in a checkout of elman" * somewhere
+
+
+@functools.cache
+def known(kind: str) -> dict[str, str]:
+    """The distributions of well-known extensions of a kind ("commands", "executors", "loggers", "sources"), by name."""
+    return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 
 def _target(requirement: str) -> str:
@@ -37,8 +45,7 @@ def _target(requirement: str) -> str:
     name, extra = ours.groups("")
     if name == "checkpoints":
         return SHIPPED
-    known = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
-    kind = "extensions" if any(f"elman-{name}" in kinds.values() for kinds in known.values()) else "plugins"
+    kind = "extensions" if any(f"elman-{name}" in known(kind).values() for kind in KINDS) else "plugins"
     folder = FOLDERS.get(name, f"./{kind}/{name.replace('-', '_')}")
     inside = f"#subdirectory={folder[2:]}" if folder[2:] else ""
     return shlex.quote(f"elman-{name}{extra} @ {SOURCE}{inside}" if SOURCE else f"{folder}{extra}")

@@ -17,10 +17,11 @@ Best practice, and where it comes from (flash-linear-attention 0.6, its layer an
 from __future__ import annotations
 
 from elman_core import Variant
-from elman_core.registry import Published, pip_install
+from elman_core.registry import Published
 
 from .config import GDNConfig
 from .mixer import GatedDeltaNet
+from .op import INSTALL
 from .reference import delta_rule_chunked, delta_rule_reference
 
 __all__ = ["GDNConfig", "GatedDeltaNet", "delta_rule_chunked", "delta_rule_reference", "gdn_variant"]
@@ -42,5 +43,5 @@ def gdn_variant() -> Variant:
                 "gdn:e1@1024x20", 105_717_568, "1.40 nats/byte", "10 min on RTX 6000 Ada, B = 32, last 100 steps"
             ),
         ),
-        accelerated_by={"fla": pip_install("elman-baselines[fla]")},
+        accelerated_by={"fla": INSTALL},
     )

@@ -16,10 +16,11 @@ Best practice, and where it comes from (mamba_ssm 2.3, its module and its langua
 from __future__ import annotations
 
 from elman_core import Variant
-from elman_core.registry import Published, pip_install
+from elman_core.registry import Published
 
 from .config import Mamba2Config
 from .mixer import Mamba2
+from .op import INSTALL
 from .reference import ssd_chunked, ssd_reference
 
 __all__ = ["Mamba2", "Mamba2Config", "mamba2_variant", "ssd_chunked", "ssd_reference"]
@@ -42,7 +43,7 @@ def mamba2_variant() -> Variant:
             Published("mamba2@896x20", None, "1.40 nats/byte", f"10 min on 8 RTX 6000 Ada, B = 32; {COUNTED}"),
         ),
         accelerated_by={
-            "mamba_ssm": pip_install("elman-baselines[mamba]"),
+            "mamba_ssm": INSTALL,
             "causal_conv1d": "pip install causal-conv1d",
         },
     )
