@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.step_graph import GraphedStep, recorder_for
-    from .model.tokenizer import load_tokenizer, token_texts
+    from .model.tokenizer import load_tokenizer, vocabulary_texts
     from .nn import scaled_once
     from .nn.layers import resolve_pattern
     from .registry import (
@@ -86,7 +86,7 @@ _NAMES = {
     "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
     "metrics": "METRICS WINDOW Metrics progress read_metrics",
     "model.step_graph": "GraphedStep recorder_for",
-    "model.tokenizer": "load_tokenizer token_texts",
+    "model.tokenizer": "load_tokenizer vocabulary_texts",
     "nn": "scaled_once",
     "nn.layers": "resolve_pattern",
     "registry": "CheckpointError ConfigError DataError DivergedError ElmanError OutOfMemoryError PluginError "

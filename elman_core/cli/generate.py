@@ -111,12 +111,12 @@ def load_writer(model: str, device: str, dtype: Precision | None) -> tuple[Any, 
 
 def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any]:
     """The prompt as tokens, the text of each token, and the tokenizer, None for bytes."""
-    from elman_core.model.tokenizer import load_tokenizer, token_texts
+    from elman_core.model.tokenizer import load_tokenizer, vocabulary_texts
     from elman_core.registry import DataError
 
     vocab = ladder.config.vocab_size
     if vocab == 256:
-        return text, [bytes([byte]) for byte in range(256)], None
+        return text, vocabulary_texts(None, vocab), None
     tokenizer: Any = load_tokenizer(ladder)
     try:
         tokens = tokenizer(text.decode(), add_special_tokens=False).input_ids
@@ -124,8 +124,7 @@ def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any
         raise DataError(
             f"the prompt is not UTF-8 at byte {error.start}, which the tokenizer of this model needs"
         ) from error
-    texts = token_texts(tokenizer)
-    return tokens, texts + [b""] * (vocab - len(texts)), tokenizer  # a vocabulary may be padded
+    return tokens, vocabulary_texts(tokenizer, vocab), tokenizer
 
 
 def _stop_tokens(text: str, tokenizer: Any) -> set[int]:

@@ -133,6 +133,14 @@ def token_texts(tokenizer: Any) -> list[bytes]:
     return [text(i, name) for i, name in enumerate(names)]
 
 
+def vocabulary_texts(tokenizer: Any, vocab: int) -> list[bytes]:
+    """`token_texts` of each number that a model of this vocabulary, maybe padded, can give; of a model of bytes, the bytes."""
+    if vocab == 256:
+        return [bytes([byte]) for byte in range(256)]
+    texts = token_texts(tokenizer)
+    return texts + [b""] * (vocab - len(texts))
+
+
 def token_bytes(tokenizer: Any) -> NDArray[np.int64]:
     """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes."""
     sizes = np.array([len(text) for text in token_texts(tokenizer)], dtype=np.int64)

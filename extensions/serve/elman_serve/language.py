@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from elman_core.extension import load_tokenizer, token_texts
+from elman_core.extension import load_tokenizer, vocabulary_texts
 
 from .states import Prompt
 
@@ -32,15 +32,10 @@ class Language(NamedTuple):
             return str(tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
 
         chat = template if tokenizer.chat_template else None
+        texts = vocabulary_texts(tokenizer, vocab)
         if vocab == 256:
-            return cls(BYTES, template=chat)
-        texts = token_texts(tokenizer)
-        texts += [b""] * (vocab - len(texts))  # a vocabulary may be padded
+            return cls(texts, template=chat)
         return cls(texts, lambda text: array("I", tokenizer(text, add_special_tokens=False).input_ids), chat)
-
-
-BYTES = [bytes([byte]) for byte in range(256)]
-"""Of a model of bytes."""
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:

@@ -26,7 +26,7 @@ from decoding_helpers import ladder
 from packed_files import documents, write_tokenizer
 
 from elman_core.cli import main
-from elman_core.extension import ConfigError, Sampling, printable
+from elman_core.extension import ConfigError, Sampling, printable, vocabulary_texts
 from elman_core.generation import generate_tokens
 from elman_core.model import LadderForCausalLM, LadderLM
 
@@ -34,7 +34,7 @@ openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 
 from elman_serve.api import Api  # noqa: E402
 from elman_serve.engine import Engine  # noqa: E402
-from elman_serve.language import BYTES, Language  # noqa: E402
+from elman_serve.language import Language  # noqa: E402
 from elman_serve.request import Request, Text  # noqa: E402
 from elman_serve.schema import Limits  # noqa: E402
 from elman_serve.states import Prefixes, independent  # noqa: E402
@@ -42,6 +42,7 @@ from elman_serve.states import Prefixes, independent  # noqa: E402
 PAGE = Path(__file__).parents[3] / "docs/how-to/serve.md"
 KEY = "secret-key"
 ENDS = {30}
+BYTES = vocabulary_texts(None, 256)
 LONG = "".join(f"{n} bottles\n" for n in range(40))
 
 
