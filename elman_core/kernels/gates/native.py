@@ -119,13 +119,11 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
         elif values["backend"] == "cpu" or main.dtype in (torch.float32, torch.float64):
-            module = _cpu_module(cell, values["backend"], main.dtype)
+            module = _opened(cell, values["backend"], main.dtype, main.device.index)
             given["threads"] = torch.get_num_threads()
         else:
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {main.dtype}")
         module.run(function, **given)
 
 
-@cache
-def _cpu_module(cell: GatesCell, target: Target, dtype: torch.dtype) -> Any:
-    return launch.opened(extension(cell, target, dtype), FAMILY)
+_opened = launch.opener(FAMILY, extension)

@@ -9,6 +9,7 @@
 
 namespace elman::elementwise::cpu {
 
+using simd::gather;
 using simd::kBlock;
 using Math = simd::Branchless;
 
@@ -65,10 +66,6 @@ struct Skeleton {
   }
   void read_streams(Block (&x)[X], std::int64_t t, std::int64_t b, std::int64_t i, std::int64_t n) const {
     for (int k = 0; k < X; k++) simd::load_block(x[k], place(c.stream[k], t, b, i), n);
-  }
-  template <int N>
-  static void gather(float (&to)[N], const Block (&from)[N], int i) {
-    for (int k = 0; k < N; k++) to[k] = from[k][i];
   }
 
   static void advance(State& h, const Block (&x)[X], const Block (&p)[P], Block& y) {

@@ -9,6 +9,7 @@
 
 namespace elman::gates::cpu {
 
+using simd::gather;
 using simd::kBlock;
 using Math = simd::Branchless;
 
@@ -48,10 +49,6 @@ struct Skeleton {
   bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * B + b]; }
   void keep(std::uint64_t x, std::int64_t t, std::int64_t b, const float* from) const {
     for (std::int64_t i = 0; i < d; i++) simd::store(row(x, t, b)[i], from[i]);
-  }
-  template <int N>
-  static void gather(float (&to)[N], const Block (&from)[N], int i) {
-    for (int q = 0; q < N; q++) to[q] = from[q][i];
   }
 
   // p (with the bias) and u of a block.

@@ -108,6 +108,11 @@ void store_block(Stored* to, const float (&from)[kBlock], std::int64_t count) {
   else
     for (int i = 0; i < count; i++) store(to[i], from[i]);
 }
+// Channel i of several blocks.
+template <int N>
+void gather(float (&to)[N], const float (&from)[N][kBlock], int i) {
+  for (int k = 0; k < N; k++) to[k] = from[k][i];
+}
 // act(first channel, count) for the blocks of a row.
 template <class Act>
 void blocks(std::int64_t width, const Act& act) {
