@@ -39,6 +39,7 @@ PROBLEMS = [
     case((1, 17, 1, 64, 72), bf16, packed=True),  # large heads: states in shared memory, segments of 8 steps or of 4
     case((2, 22, 2, 48, 24), torch.float16, **GATED, masked=True),
     case((1, 18, 1, 128, 20), bf16, **FUSED, packed=True),
+    case((1, 18, 2, 124, 3), bf16),  # a saved line that is no whole number of eight rows
     case((1, 9, 1, 36, 5), bf16, on=("linear_state",), bare=True),  # sixteen steps at once
     # More segments than there are places for.
     case((1, 101, 1, 52, 17), bf16, **(FUSED | {"on": ("linear_state", "write")}), masked=True, packed=True),

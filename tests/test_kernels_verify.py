@@ -338,6 +338,12 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
     assert "y" in wrong_tensors(check(wrong))
     grown = verify_cache.record_errors(wrong, check(wrong, recorded=False))
     assert "float32 y" in grown
+    record = json.loads(right.record.read_text())
+    for errors in record.values():  # as if the grid that was recorded had been better conditioned than this one
+        errors["errors"][right.name]["float32 y"] = row.reference / 3
+    right.record.write_text(json.dumps(record))
+    for each in (r for r in check(right).rows if r.tensor == "y" and r.reference >= row.reference):
+        assert each.limit == 2 * each.reference + 4 * torch.finfo(torch.float32).eps
     with pytest.raises(KernelError, match="only a full grid"):
         verify_cache.record_errors(right, verify(right, "host", cases=single, opcheck=False))
 

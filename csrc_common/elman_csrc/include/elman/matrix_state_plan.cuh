@@ -96,8 +96,9 @@ struct Plan {
   // Otherwise dkeep, a sum over the elements of a line, is a product with two lines per lane, if the step waits for a product anyway.
   static constexpr bool sums_keep =
       !diagonal && !Cell::elementwise && (tight || (tensor && !large && lines_ == 2 && Cell::retrieves && !Cell::scalar_keep));
-  // Rows come in groups of VW, groups interleaved.
-  static constexpr int VW = large && R % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
+  // Rows come in groups of VW, groups interleaved. A saved line has whole groups, so that each is aligned and none reaches into the next line.
+  static constexpr int VW = large && R % 8 == 0 && N % 8 == 0 ? 8 : R % 4 == 0 ? 4 : R % 2 == 0 ? 2 : 1, RV = R / VW;
+  static_assert(N % VW == 0);
   static constexpr int C = 32 / L * M;
   static constexpr int warps = (V + C - 1) / C;  // of a head
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // own warps of a block; 4 is a warpgroup
