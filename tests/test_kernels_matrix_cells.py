@@ -61,14 +61,14 @@ EMULATED = {
     "gated_deltanet": (case((2, 35, 3, 16, 16), bf16, maps=GATED, fused=True, on=("write",), masked=True),),
     "kimi_delta": (
         case((2, 20, 3, 16, 16), bf16, maps=KIMI, masked=True, packed=True),
-        case((1, 18, 1, 28, 24), f16),
-        case((1, 17, 1, 36, 20), bf16, packed=True),
+        case((1, 18, 1, 28, 24), f16, wide=1),
+        case((1, 17, 1, 36, 20), bf16, wide=1, packed=True),
     ),
     "gdn2": (case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),),
     "written": (case((1, 37, 1, 52, 128), bf16, masked=True, packed=True), case((1, 19, 1, 100, 24), f16)),
     "rwkv7": (
         case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
-        case((1, 18, 1, 32, 24), bf16),
+        case((1, 18, 1, 32, 24), bf16, wide=0b101),
         case((1, 18, 1, 8, 20), f32),
     ),
     "made_up": (

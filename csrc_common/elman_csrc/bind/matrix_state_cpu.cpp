@@ -19,7 +19,7 @@ const char* run(const MatrixCall& c, bool back) {
   cpu::Arguments<Stored> a{};
   a.B = c.batch, a.T = c.steps, a.H = c.heads, a.threads = c.threads;
   a.k = rows<Stored>(c.k), a.q = rows<Stored>(c.q), a.dk = rows<Stored>(c.dk), a.dq = rows<Stored>(c.dq);
-  for (int i = 0; i < Cell::vectors; i++) a.vector[i] = rows<Stored>(c.vector[i]), a.dvector[i] = rows<Stored>(c.dvector[i]);
+  for (int i = 0; i < Cell::vectors; i++) a.vector[i] = rows<void>(c.vector[i]), a.dvector[i] = rows<void>(c.dvector[i]);
   for (int i = 0; i < Cell::lines; i++) a.line[i] = rows<Stored>(c.line[i]), a.dline[i] = rows<Stored>(c.dline[i]);
   for (int i = 0; i < Cell::scalars; i++) a.scalar[i] = rows<void>(c.scalar[i]), a.dscalar[i] = rows<void>(c.dscalar[i]);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c.param[i]), a.dparam[i] = at<float>(c.dparam[i]);

@@ -59,7 +59,7 @@ ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
   out[0] = Backward::PARTS;
   out[1] = std::max<std::int64_t>(matrix::forward_shared<Forward>(), matrix::backward_shared<Backward>());
   out[2] = Backward::part_width;
-  out[3] = 1;
+  out[3] = Options::wide ? 16 : 1;
   for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_line}) out[3] = std::max<std::int64_t>(out[3], piece);
 }
 

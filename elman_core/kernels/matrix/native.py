@@ -65,6 +65,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         SHARED=form.shared,
         LINEAR=int(cell.linear(size.form)),
         PACKED=int(form.packed),
+        WIDE=form.wide,
         KIND0=form.kinds[0],
         KIND1=form.kinds[1],
     )

@@ -122,7 +122,7 @@ class MatrixKernel(Compiled):
             q_BTHN, k_BTHN: float32, bfloat16, float16 or float64; any strides. (B, T, 1, N) where shared.
             inputs: vectors (B, T, H, N), v and the other lines (B, T, H, V), scalars (B, T, H) and params (H, V), in the order
                 of the cell's, or by name. Params and scalars with the map "given" are computed in float32 (float64 for
-                float64). A vector in float32 beside 16 bits is not rounded: the kernel for float32 runs, which is slower.
+                float64). A vector in float32 beside 16 bits is not rounded, and nor is its gradient.
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
             a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
@@ -201,25 +201,25 @@ class MatrixKernel(Compiled):
         first = next(iter(tensors.values()))
         full = compute_dtype(first)
         on = {n: bool(options.get(n, False)) for n in cell.options}
-        wide = first.dtype != full and any(x.dtype == full for n in cell.vectors if (x := tensors.get(n)) is not None)
-        if wide:  # kernels read vectors in the dtype of q, and 16 bits would round a decay near 1
-            tensors |= {n: x.to(full) for n in ("q", "k", *cell.names) if (x := tensors[n]) is not None}
-        q = next(iter(tensors.values()))
+        exact = {n for n in cell.vectors if first.dtype != full and n in tensors and tensors[n].dtype == full}
+        wide = sum(1 << i for i, n in enumerate(cell.vectors) if n in exact)
         every = all(tensors[n] is not None for n in cell.optional)
-        size = Size(N, V, q.dtype, cell.form(maps, list(on.values()), every, starts_BT is not None))
-        asked: Backend = "reference" if backend == "auto" and q.dtype == torch.float64 else backend
-        cpu = pays(q, q.shape[1], H * N * V)
-        backend = choose(self.name, asked, q, lambda: (N, V, size.form), "reference", cpu=cpu)
+        size = Size(N, V, first.dtype, cell.form(maps, list(on.values()), every, starts_BT is not None, wide))
+        asked: Backend = "reference" if backend == "auto" and first.dtype == torch.float64 else backend
+        cpu = pays(first, first.shape[1], H * N * V)
+        backend = choose(self.name, asked, first, lambda: (N, V, size.form), "reference", cpu=cpu)
         if backend == "reference":
             o, last = recurrence(cell, maps, tensors, (H, N), on)
         else:
-            dtypes = {n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
+            dtypes = dict.fromkeys(exact, full) | {
+                n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"
+            }
             for n in (*cell.packed, "k", *cell.scalars):
                 if (x := tensors.get(n)) is not None:
-                    tensors[n] = x.to(dtypes.get(n, q.dtype))
+                    tensors[n] = x.to(dtypes.get(n, first.dtype))
             operator = self._packed if "packed" in tensors else self._apart
             o, last = operator.call(*tensors.values(), heads=H, rows=N, form=size.form, backend=backend)
-        return o.to(first.dtype), last
+        return o, last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
         """What "auto" runs at this size, in words. Compiles nothing: before the first use, it says what will be tried."""
@@ -235,7 +235,6 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        sizes, special = (2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), {}
-        if Form.parse(form).packed:
-            special["packed"] = True
+        sizes, parsed = (2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), Form.parse(form)
+        special: dict[str, Any] = {n: x for n in ("packed", "wide") if (x := getattr(parsed, n))}
         return [problems.case(sizes, dtype, maps=maps, on=on, **special)]

@@ -44,25 +44,22 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         dtype = next(iter(inputs.values())).dtype
 
         def rounded(*given: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            count = len(cell.vectors) if options.get("wide") else 0
+            exact = options.get("wide", 0) << 2  # behind q and k
             inputs = enumerate(given[: 2 + len(cell.packed)])
-            keys = (x if 2 <= i < 2 + count else x.to(dtype).to(x.dtype) for i, x in inputs)
+            keys = (x if exact >> i & 1 else x.to(dtype).to(x.dtype) for i, x in inputs)
             return cell.reference(*keys, *given[2 + len(cell.packed) :], **more)
 
         on = {n: options.get(n, False) for n in cell.options}
         return portable.recurrence(cell, options.get("maps", Maps()), inputs, _sizes(inputs, options), on, rounded)
 
     def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        if options.get("wide"):  # a call widens the others first
-            return None
         heads, rows = _sizes(inputs, options)
         size = _size(cell, options, 0, 0, torch.float32)
         constants = {"heads": heads, "rows": rows, "form": size.form}
         return (apart if "q" in inputs else packed).example(backend, inputs, constants)
 
     def module(target: Target, case: Case) -> Extension:
-        dtype = torch.float32 if case.has("wide") else case.dtype
-        return native.extension(cell, target, _size(cell, case.options, case.sizes["N"], case.sizes["V"], dtype))
+        return native.extension(cell, target, _size(cell, case.options, case.sizes["N"], case.sizes["V"], case.dtype))
 
     return apart.spec(
         kernel,
@@ -92,7 +89,7 @@ def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int,
     """The module for a case of these options."""
     on = [bool(options.get(n, False)) for n in cell.options]
     given, packed = all(options.get(n, False) for n in cell.optional), bool(options.get("packed"))
-    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed))
+    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed, options.get("wide", 0)))
 
 
 def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
@@ -140,12 +137,17 @@ def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
             maps, fused, on = ways[i % len(ways)]
             special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
             yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
-    for dtype in native.DTYPES["cuda"] if target == "cuda" else ():
-        if cell.vectors and dtype != torch.float32:
-            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=True)
-        for i, size in enumerate(_AT_ONCE if cell.delta and grid == "full" else ()):
+    for dtype in native.DTYPES[target]:
+        if cell.vectors and dtype.itemsize == 2:
+            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=_wide(cell))
+        for i, size in enumerate(_AT_ONCE if cell.delta and (target, grid) == ("cuda", "full") else ()):
             words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
+
+
+def _wide(cell: MatrixCell) -> int:
+    """The first vector and the third, as bits: each float32 beside the other in 16 bits."""
+    return 0b101 & (1 << len(cell.vectors)) - 1
 
 
 def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
@@ -156,6 +158,8 @@ def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
         case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], fused=fused, masked=True),
         case((1, 18, 1, 8, 20), torch.bfloat16, on=every, packed=True),
     ]
+    if cell.vectors:
+        found.append(case((2, 20, 2, 16, 16), torch.bfloat16, maps=cell.maps[0], wide=_wide(cell)))
     if cell.delta:
         words = {"masked": True, "packed": True}
         found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], fused=fused, on=every, **words))

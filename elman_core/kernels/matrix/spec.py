@@ -60,6 +60,7 @@ class Form:
         arguments: of the cell's template: the options, then whether the optional scalar is given.
         silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of the two scalars, from `KINDS`.
         packed: whether documents start inside rows, which a GPU's modules are compiled for.
+        wide: which vectors are float32 beside 16 bits, as bits.
     """
 
     arguments: tuple[bool, ...]
@@ -68,18 +69,21 @@ class Form:
     shared: int
     kinds: tuple[int, ...]
     packed: bool = False
+    wide: int = 0
 
     def __str__(self) -> str:
         bits, kinds = ("".join(str(int(x)) for x in some) for some in (self.arguments, self.kinds))
-        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}" + "_packed" * self.packed
+        special = "_packed" * self.packed + f"_wide{self.wide}" * bool(self.wide)
+        return f"{bits}_{self.silu}_{self.normalised}_{self.shared}_{kinds}{special}"
 
     @staticmethod
     @cache
     def parse(text: str) -> Form:
         """The form that `str` wrote."""
-        bits, silu, normalised, shared, kinds, *packed = text.split("_")
+        bits, silu, normalised, shared, kinds, *special = text.split("_")
         sets = int(silu), int(normalised), int(shared)
-        return Form(tuple(x == "1" for x in bits), *sets, tuple(map(int, kinds)), bool(packed))
+        wide = next((int(word[4:]) for word in special if word != "packed"), 0)
+        return Form(tuple(x == "1" for x in bits), *sets, tuple(map(int, kinds)), "packed" in special, wide)
 
 
 @dataclass(frozen=True)
@@ -147,15 +151,18 @@ class MatrixCell(Cell):
     def adjusted(self, inputs: Inputs, case: Case) -> Inputs:
         """Keys of length 1 and decays from 0.5 to 1, unless the maps make them so; all that is packed in one, if asked.
 
-        With the option `wide`, vectors are in the dtype of computation, the same at all times and from 0.98 to 1, where
-        rounding to 16 bits would show.
+        Of vectors, those in the option `wide`, as bits, are in the dtype of computation, the same at all times and from 0.98
+        to 1, where rounding to 16 bits would show.
         """
         maps, wide = case.options.get("maps", Maps()), compute_dtype(case.dtype)
         for name in {"q", "k"} - set(maps.normalised):
             inputs[name] = F.normalize(inputs[name].to(wide), dim=-1).to(case.dtype)
         inputs |= {name: inputs[name][:, :, :1].contiguous() for name in self.shared}
-        for name in self.vectors if case.has("wide") else ():
-            inputs[name] = (1 - 0.04 * (1 - inputs[name][:, :1].to(wide))).expand_as(inputs[name])
+        for i, name in enumerate(self.vectors):
+            if case.options.get("wide", 0) >> i & 1:
+                inputs[name] = (1 - 0.04 * (1 - inputs[name][:, :1])).expand_as(inputs[name])
+            else:
+                inputs[name] = inputs[name].to(case.dtype)
         for i, name in enumerate(self.scalars):
             given = maps.kind(i) == "given"
             inputs[name] = _share(inputs[name]) if given else inputs[name].to(case.dtype)
@@ -189,11 +196,11 @@ class MatrixCell(Cell):
             return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
-    def form(self, maps: Maps, options: Sequence[bool], given: bool, packed: bool = False) -> str:
+    def form(self, maps: Maps, options: Sequence[bool], given: bool, packed: bool = False, wide: int = 0) -> str:
         """The `Form` of a call, as text.
 
         Args:
-            options: the cell's. given: whether the optional scalar is given. packed: as in `Form`.
+            options: the cell's. given: whether the optional scalar is given. packed, wide: as in `Form`.
         """
         names = ("k", "q", *self.lines)
         arguments = (*options, given) if self.optional else tuple(options)
@@ -202,7 +209,7 @@ class MatrixCell(Cell):
         )
         scalars = len(self.scalars) - (not given)
         kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2))
-        return str(Form(arguments, silu, normalised, shared, kinds, packed))
+        return str(Form(arguments, silu, normalised, shared, kinds, packed, wide))
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
@@ -291,14 +298,15 @@ FAMILY = Family(
     sizes={"B": "batch", "T": "steps", "H": "heads"},
     functions={"forward": "q k line s1 o", "backward": "q k line saved dy ds0 dq dk dline"},
     inputs=(
-        _row("q", "BT?N"), _row("k", "BT?N"), _row("vector", "BTHN", names="vectors", draw=_share),
+        _row("q", "BT?N"), _row("k", "BT?N"), _row("vector", "BTHN", "either", names="vectors", draw=_share),
         _row("line", "BT?V", names="lines"), *_REST,
     ),
     outputs=(Row("o", "BTHV"), Row("s1", "BHNV", "compute")),
     arriving=(Row("dy", "BTHV"), Row("ds1", "BHNV", "compute", optional=True)),
     kept=(Row("kept", "BK"), Row("states", "BW", "compute")),
     gradients=(
-        Row("dq", "BTHN", strides="T"), Row("dk", "BTHN", strides="T"), Row("dvector", "BTHN", names="vectors", strides="T"),
+        Row("dq", "BTHN", strides="T"), Row("dk", "BTHN", strides="T"),
+        Row("dvector", "BTHN", "either", names="vectors", strides="T", like="vector"),
         Row("dline", "BTHV", names="lines", strides="T"), *_REST_BACK,
     ),
     members=(

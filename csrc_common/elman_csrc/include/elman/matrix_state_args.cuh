@@ -72,7 +72,7 @@ struct Staging {
   alignas(16) typename P::Store k[P::steps][P::N];
   alignas(16) typename P::Store q[P::steps][P::N];
   alignas(16) typename P::Store line[P::NI][P::steps][P::CB];
-  alignas(16) typename P::Store vector[P::NX][P::steps][P::N];
+  alignas(16) unsigned char vector[P::NX][P::steps][P::N * P::vector_size];  // rows in the type in memory
 };
 // Operands for sixteen steps at once (matrix_state_blocked.cuh). Each is two bf16 numbers, hi + lo.
 constexpr int kSquare = 24;  // padded row of a 16 x 16 matrix: eight rows begin in different banks

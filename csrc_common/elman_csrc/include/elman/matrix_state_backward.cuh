@@ -425,6 +425,10 @@ __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ 
         for (int i = 0; i < 4; i++) d[i] += more[i];
       }
       const int which = e / N;
+      if (P::Opt::wide && which > 1) {
+        store_further<P, 4>(a.dvector[which - 2], which - 2, token * a.dvector_step[which - 2] + h * N + e % N, d);
+        continue;
+      }
       Store* to;
       if (which == 0) to = static_cast<Store*>(a.dk) + token * a.dk_step;
       else if (which == 1) to = static_cast<Store*>(a.dq) + token * a.dq_step;

@@ -9,7 +9,7 @@
 // Members are addresses; 0 means absent. A view's step is the number of elements from one time step to the next; heads and elements are adjacent. On the
 // host every tensor is contiguous, in double or float like the storage. On a GPU and a CPU:
 //   k, q [B,T,H,N], or [B,T,N] if shared, vector [B,T,H,N], line [B,T,H,V], or [B,T,V] if shared, o, dy, dk, dq, dvector [B,T,H,N], dline:
-//         storage type; o and dy are contiguous
+//         storage type, of a wide vector float; o and dy are contiguous
 //   scalar, dscalar [B,T,H]: float if given, else storage type
 //   param [H,V], A_log, dt_bias [H], S0, s1, ds0, ds1 [B,H,N V]: float
 //   saved: with 16-bit storage and N > 24, rows [B] of the storage type: states [H,ceil(T/I),V,N], then retrieved values [T,H,V], padded to a

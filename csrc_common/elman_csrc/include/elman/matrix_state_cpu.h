@@ -28,7 +28,8 @@ struct Rows {
 template <class Stored>
 struct Arguments {
   std::int64_t B, T, H, threads;
-  Rows<Stored> k, q, vector[kMostVectors], line[kMostLines], dk, dq, dvector[kMostVectors], dline[kMostLines];
+  Rows<Stored> k, q, line[kMostLines], dk, dq, dline[kMostLines];
+  Rows<void> vector[kMostVectors], dvector[kMostVectors];  // float if wide, else Stored
   Rows<void> scalar[kMostScalars], dscalar[kMostScalars];  // float if given, else Stored
   const float *param[kMostParams], *a_log, *dt_bias;
   const unsigned char *mask, *starts;
@@ -68,6 +69,14 @@ struct Skeleton : Steps<Cell, N, V> {
   template <class T>
   static T* find(Rows<T> rows, std::int64_t token, std::int64_t h, int width) {
     return rows.at + token * rows.step + h * width;
+  }
+
+  // Calls `use` with vector j of a step and head, or its gradient, in the type that it has in memory.
+  template <class Use>
+  static void of_vector(Rows<void> rows, int j, std::int64_t token, std::int64_t h, Use use) {
+    const std::int64_t at = token * rows.step + h * N;
+    if (Options::wide >> j & 1) use(static_cast<float*>(rows.at) + at);
+    else use(static_cast<Stored*>(rows.at) + at);
   }
 
   void forward() const {
@@ -150,8 +159,9 @@ struct Skeleton : Steps<Cell, N, V> {
     const std::int64_t token = b * a.T + t;
     x.rho_k = key(a.k, kOfK, 0, token, h, x.k), x.rho_q = key(a.q, kOfQ, 1, token, h, x.q);
     const auto further = [&](int j, float* to) {
-      const Stored* from = find(a.vector[j], token, h, N);
-      for (int i = 0; i < N; i++) to[i] = simd::load(from[i]);
+      of_vector(a.vector[j], j, token, h, [&](const auto* from) {
+        for (int i = 0; i < N; i++) to[i] = simd::load(from[i]);
+      });
     };
     if constexpr (reads) {
       further(Cell::read_vector, x.p);
@@ -198,13 +208,16 @@ struct Skeleton : Steps<Cell, N, V> {
       for (int i = 0; i < N; i++)
         d[i] = (j == Cell::read_vector ? g.p[i] * (Cell::reads_with_k ? x.k[i] : 1.f) : 0.f) +
                (j == Cell::keep_vector ? g.g[i] : 0.f) + (j == Cell::second_vector ? g.l[i] : 0.f);
-      put(a.dvector[j], d, N);
+      of_vector(a.dvector[j], j, token, h, [&](auto* to) {
+        for (int i = 0; i < N; i++) simd::store(to[i], d[i]);
+      });
     }
     if constexpr (!reads) {
       for (int i = 0; i < N; i++) g.k[i] += g.p[i];
     } else if constexpr (Cell::reads_with_k) {
-      const Stored* vector = find(a.vector[Cell::read_vector], token, h, N);
-      for (int i = 0; i < N; i++) g.k[i] += g.p[i] * simd::load(vector[i]);
+      of_vector(a.vector[Cell::read_vector], Cell::read_vector, token, h, [&](const auto* vector) {
+        for (int i = 0; i < N; i++) g.k[i] += g.p[i] * simd::load(vector[i]);
+      });
     }
     unmap(a.k, kOfK, 0, token, h, x.k, x.rho_k, g.k), unmap(a.q, kOfQ, 1, token, h, x.q, x.rho_q, g.q);
     put(a.dk, g.k, N), put(a.dq, g.q, N);

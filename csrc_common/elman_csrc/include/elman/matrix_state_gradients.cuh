@@ -79,7 +79,7 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
       if (w == 0) {
         float p[E];
         sum_of_keys<P, E>(p, sm, buf, P::at_p, s, sub * E);
-        load<E>(f, sm.raw[raw].vector[P::Cell::read_vector][s] + sub * E);
+        load_further<P, E>(f, sm.raw[raw].vector[P::Cell::read_vector][s], P::Cell::read_vector, sub * E);
 #pragma unroll
         for (int e = 0; e < E; e++) g[e] = fmaf(f[e], p[e], g[e]);
       }
@@ -111,11 +111,15 @@ __device__ __forceinline__ void give_keys(const BackwardArgs& a, const BackwardS
   }
 }
 
+template <class P, int E>
+__device__ __forceinline__ void store_further(void* to, int i, int64_t at, const float (&g)[E]) {
+  if (P::wide_vector(i)) store<E>(static_cast<float*>(to) + at, g);
+  else store<E>(static_cast<typename P::Store*>(to) + at, g);
+}
 // Gradients of the vectors beside k and q. One vector may enter in several places.
 template <class P>
 __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, float* part, int64_t part_step) {
-  using Store = typename P::Store;
   constexpr int N = P::N, KL = P::KL, E = N / KL;
   const int t0 = seg * P::steps, count = min(P::steps, a.n.T - t0);
   const int64_t token = int64_t(at.b) * a.n.T + t0;
@@ -137,7 +141,7 @@ __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const Backwa
       if constexpr (P::PARTS > 1) {
         store<E>(part + s * part_step + (2 + i) * N + n, g);
       } else {
-        store<E>(static_cast<Store*>(a.dvector[i]) + (token + s) * a.dvector_step[i] + at.h * N + n, g);
+        store_further<P, E>(a.dvector[i], i, (token + s) * a.dvector_step[i] + at.h * N + n, g);
       }
     }
 }

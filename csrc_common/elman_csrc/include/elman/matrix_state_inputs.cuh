@@ -117,6 +117,12 @@ struct Scalars {
   }
 };
 
+// A row of vector i, from element n on.
+template <class P, int E>
+__device__ __forceinline__ void load_further(float (&f)[E], const unsigned char* row, int i, int n) {
+  if (P::wide_vector(i)) load<E>(f, reinterpret_cast<const float*>(row) + n);
+  else load<E>(f, reinterpret_cast<const typename P::Store*>(row) + n);
+}
 template <class P, int TL = P::TL>
 __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vectors& more, const Sizes& n, int b, int h, int line0,
                                       int t0, int tl) {
@@ -127,10 +133,18 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vec
   stage_rows<P::steps, P::piece_kq, P::N, TL>(&d.q[0][0], P::N, static_cast<const S*>(in.q) + first * in.q_step + h * P::QH,
                                               in.q_step, t0, n.T, P::N, tl);
 #pragma unroll
-  for (int i = 0; i < P::NX; i++)
-    stage_rows<P::steps, P::piece_kq, P::N, TL>(&d.vector[i][0][0], P::N,
-                                                static_cast<const S*>(more.x[i]) + first * more.step[i] + h * P::N, more.step[i],
-                                                t0, n.T, P::N, tl);
+  for (int i = 0; i < P::NX; i++) {
+    const int64_t at = first * more.step[i] + h * P::N;
+    unsigned char* to = &d.vector[i][0][0];
+    constexpr int pitch = P::N * P::vector_size;
+    if (P::wide_vector(i)) {
+      stage_rows<P::steps, 16, P::N, TL>(reinterpret_cast<float*>(to), pitch / 4, static_cast<const float*>(more.x[i]) + at,
+                                         more.step[i], t0, n.T, P::N, tl);
+    } else {
+      stage_rows<P::steps, P::piece_kq, P::N, TL>(reinterpret_cast<S*>(to), pitch / P::sz, static_cast<const S*>(more.x[i]) + at,
+                                                  more.step[i], t0, n.T, P::N, tl);
+    }
+  }
 #pragma unroll
   for (int l = 0; l < P::NI; l++)
     stage_rows<P::steps, P::piece_line, P::CB, TL>(
@@ -249,10 +263,12 @@ __device__ __forceinline__ void make_rows(To& x, const Staging<P>& raw, const Sc
       store_rows<P, E>(x.kq[s] + w * P::Q + sub * E, f);
       const auto further = [&](int vector, int slot, bool with_k) {
         float g[E];
-        load<E>(g, raw.vector[vector][s] + sub * E);
+        load_further<P, E>(g, raw.vector[vector][s], vector, sub * E);
 #pragma unroll
-        for (int e = 0; e < E; e++)
-          if (with_k) g[e] = P::tensor ? to_tf32(g[e] * f[e]) : g[e] * f[e];
+        for (int e = 0; e < E; e++) {
+          if (with_k) g[e] *= f[e];
+          if (P::tensor && (with_k || (P::wide_vector(vector) && slot != P::at_g))) g[e] = to_tf32(g[e]);
+        }
         store_rows<P, E>(x.kq[s] + slot * P::Q + sub * E, g);
       };
       if constexpr (P::reads)

@@ -20,8 +20,9 @@ constexpr bool kMuchShared = true, kRoomy = true;
 #endif
 constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 10;  // bytes of a block
 
-// Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), `static constexpr ScalarKind kind0,
-// kind1`, the kinds of the scalar inputs, and `static constexpr bool linear, packed`: packed if documents start inside rows.
+// Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), `wide`, the set of vectors that are float
+// beside 16-bit storage, `static constexpr ScalarKind kind0, kind1`, the kinds of the scalar inputs, and `static constexpr bool linear, packed`: packed
+// if documents start inside rows.
 // lines: lines per lane if the tensor cores compute the sums: 1, or 2 (2 g and 2 g + 1), which halves the number of warps, doubles the work of each and
 // fills the products. The forward has 2; the backward has 2 if registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
@@ -148,6 +149,9 @@ struct Plan {
   static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2;
   static constexpr int shares = blocked ? WPH : large ? 4 * WPH : tight ? 8 * WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);
+  static ELMAN_HD constexpr bool wide_vector(int i) { return Opt::wide >> i & 1; }
+  static constexpr int vector_size =
+      Opt::wide ? 4 : sz;  // bytes of an element in shared memory; one that is not wide leaves half of its row empty
   static constexpr int piece_line = largest_power(largest_power(V * sz, 16) < 4 ? 2 : V * sz, largest_power(CB* sz, 16));
   static constexpr int EV = CB % 4 == 0 ? 4 : 2;  // lines handled at once outside the loop
   static constexpr bool wide = V % EV == 0;
