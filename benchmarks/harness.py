@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 WARM = 3
 """Calls that do not count."""
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}
-"""How far an output or a gradient may be from the peer's (relative L2 error), by the dtype of the peer's output: two codes of
-one function differ by rounding, two functions by about 1."""
+"""How far an output or a gradient may be from the peer's (relative L2 error), by the narrowest dtype among output and inputs:
+two codes of one function differ by rounding, two functions by about 1."""
 PACKAGES = (
     "torch",
     "triton",
@@ -206,7 +206,7 @@ def agreement(ours: Run, peer: Run) -> Row:
     theirs = results(peer, mine["gy"])
     both = {n: (mine[n].double(), theirs[n].double()) for n in theirs if n in mine and n != "gy"}
     differs = {n: float((a - b).norm() / b.norm().clamp(min=1e-30)) for n, (a, b) in both.items()}
-    limit = max(LIMITS[x["y"].dtype] for x in (mine, theirs))
+    limit = max(LIMITS[x.dtype] for run in (ours, peer) for x in (mine["y"], theirs["y"], *run.leaves.values()))
     return {
         "differs": {n: float(f"{d:.1e}") for n, d in differs.items()},
         "agrees": all(d <= limit for d in differs.values()),

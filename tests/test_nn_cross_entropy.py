@@ -47,6 +47,17 @@ def test_loss_and_gradient_are_those_of_torch(rows, classes, smaller, monkeypatc
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+def test_a_graph_that_is_kept_gives_its_gradients_again(monkeypatch):
+    """The last backward scales the gradient of the weight in place."""
+    monkeypatch.setattr(cross_entropy, "WIDEST", 10)
+    hidden, weight, targets = drawn(7, 5, 11)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    first = torch.autograd.grad(loss / 3, (hidden, weight), retain_graph=True)
+    for again in (True, False):
+        for a, b in zip(first, torch.autograd.grad(loss / 3, (hidden, weight), retain_graph=again), strict=True):
+            assert torch.equal(a, b)
+
+
 def test_sixteen_bits_are_as_good_as_logits_upcast_for_the_softmax():
     hidden, weight, targets = drawn(200, 32, 256)
     exact = torch.autograd.grad(apart(hidden, weight, targets) / 389, (hidden, weight))

@@ -33,8 +33,8 @@ SOFTMAX = 2**20
 WIDEST = 4096
 """The most classes whose logits exist all at once."""
 
-LOGITS = 2**27
-"""The most logits that exist at once with more classes: 268 MB in 16 bits."""
+LOGITS = 2**26
+"""The most logits that exist at once with more classes: 134 MB in 16 bits."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _run_backward(grad: Tensor, d_logits: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     with without_autocast(hidden):
-        scaled = (d_logits.to(grad.dtype) * grad).to(d_logits.dtype)  # 1 / count in 16 bits would scale every gradient
+        scaled = _scaled(d_logits, grad)
         return scaled @ weight, scaled.t() @ hidden
 
 
@@ -96,9 +96,10 @@ def _run_wide(hidden: Tensor, weight: Tensor, targets: Tensor, gradients: bool) 
     with without_autocast(hidden):
         cast = weight.to(hidden.dtype)
         rows = max(1, LOGITS // len(weight))
+        memory = hidden.new_empty(min(rows, len(hidden)), len(weight))  # a tensor of each would double it
         for first in range(0, len(hidden), rows):
             some = hidden[first : first + rows]
-            logits = some @ cast.t()
+            logits = torch.mm(some, cast.t(), out=memory[: len(some)])
             total += _overwrite(logits, targets[first : first + rows])
             if not gradients:
                 continue
@@ -125,8 +126,14 @@ def _save_wide(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, 
 def _differentiate_wide(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None]:
     if grad is None:
         return None, None, None, None
-    d_hidden, d_weight = ((t.to(grad.dtype) * grad).to(t.dtype) for t in ctx.saved_tensors)
-    return d_hidden, d_weight, None, None
+    d_hidden, d_weight = ctx.saved_tensors
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()  # another backward would scale again
+    in_place = not kept and d_weight.dtype == grad.dtype and type(d_weight) is Tensor  # a traced one may not be changed
+    return _scaled(d_hidden, grad), d_weight.mul_(grad) if in_place else _scaled(d_weight, grad), None, None
+
+
+def _scaled(gradient: Tensor, by: Tensor) -> Tensor:
+    return (gradient.to(by.dtype) * by).to(gradient.dtype)  # 1 / count in 16 bits would scale every gradient
 
 
 def _fake(hidden: Tensor, weight: Tensor, _targets: Tensor) -> tuple[Tensor, Tensor]:
