@@ -23,7 +23,7 @@ from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.model.state_file import FORMAT, load_states
 from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
-from elman_core.storage import write_checksums
+from elman_core.storage import read_json, write_checksums, write_json
 from elman_core.training.start import start
 
 VALUES = [None, True, -1, 0, 10**30, 0.5, float("nan"), "a", "", "é\n", [], [[]], [0] * 9, {}, {"a": {"b": 1}}]
@@ -138,6 +138,46 @@ def test_hostile_configs_and_headers(capsys, tmp_path, text, saved):
             (folder / "model.safetensors.index.json").write_text(json.dumps(tree))
             with pytest.raises(CheckpointError):
                 load_checkpoint(folder)
+
+
+def places(value, at=()):
+    """The path to every value inside, of lists to the first two."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield (*at, key)
+        yield from places(inner, (*at, key))
+
+
+def test_a_value_of_another_kind_in_a_file_of_ours_is_one_line(capsys, tmp_path, text):
+    """In every place of the files that a training and a packing write, with right digests and checksums."""
+    good, work = tmp_path / "good", tmp_path / "work"
+    start(settings(text, "train.steps=2", "train.warmup=1"), good / "run", quiet=True).fit()
+    assert main(["export", str(good / "run"), str(good / "export")]) == 0
+    (tmp_path / "a.txt").write_bytes(b"some text " * 400)
+    assert main(["data", "pack", str(tmp_path / "a.txt"), "--out", str(good / "packed")]) == 0
+    run, export, step, draw = work / "run", work / "export", "run/checkpoints/step-00000002", random.Random(0)
+    few = ["--window", "16", "--bytes", "64"]
+    for file, checked, count, words in (
+        ("export/training.json", "export", 99, ["eval", export, "--data", text, *few]),
+        ("packed.json", None, 99, ["eval", export, "--data", work / "packed", *few]),
+        (f"{step}/state/trainer.json", step, 25, ["resume", run, "--steps", "3"]),
+        ("run/manifest.json", None, 25, ["eval", run, *few]),
+    ):
+        found = list(places(read_json(good / file)))
+        for path in draw.sample(found, min(count, len(found))):
+            shutil.copytree(good, work)
+            inner = tree = read_json(work / file)
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = draw.choice([value for value in VALUES if value == value])
+            write_json(work / file, tree)
+            if checked:
+                write_checksums(work / checked)
+            code = main([str(word) for word in words])
+            said = capsys.readouterr().err
+            assert code < 5, (file, path, inner[path[-1]], said)
+            assert said.count("\n") <= 1 or code == 0, said
+            shutil.rmtree(work)
 
 
 PIECES = ["3", "-1", "[]", "[[]]", "{}", "{a=1}", "''", "'e42'", "1e999", "nan", "true", "1" * 5000, "[" * 3000]

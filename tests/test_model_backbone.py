@@ -121,14 +121,15 @@ def test_masked_positions_do_not_exist(variant, pattern):
     [
         ({"position_ids": TOKENS[:, :3]}, "position_ids must have the shape .* of the tokens"),
         ({"seq_idx": TOKENS[None]}, "seq_idx must have the shape .* of the tokens"),
-        ({"cu_seq_lens_q": torch.tensor([0, 3, 11])}, "cu_seq_lens_q belongs to one row"),
+        ({"cu_seq_lens_q": torch.tensor([0, 3, 11])}, "cu_seqlens belongs to one row"),
         ({"attention_mask": torch.ones(2, 3)}, "cover the 11 new tokens"),
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
         ({"attention_mask": torch.ones(3, 11)}, r"must be \(2, time\)"),
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a transformers Cache"),
         ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes only tokens"),
-        ({"prev_hiddens": []}, "prev_hiddens is gone: states go on in past_key_values"),
+        ({"prev_hiddens": []}, "prev_hiddens is an argument of other models: give past_key_values"),
+        ({"segment_ids": TOKENS}, "segment_ids .* give seq_idx, position_ids or cu_seqlens"),
     ],
 )
 def test_arguments_that_would_be_misread_are_refused(arguments, message):
@@ -137,13 +138,13 @@ def test_arguments_that_would_be_misread_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("masked", [[], [0], [4], [3, 4, 5], [9, 10], [3, 4, 8]], ids=str)
-@pytest.mark.parametrize("way", ["position_ids", "seq_idx", "cu_seq_lens_q"])
+@pytest.mark.parametrize("way", ["position_ids", "seq_idx", "cu_seq_lens_q", "cu_seqlens"])
 def test_a_document_begins_at_its_first_real_token(way, masked):
     model, tokens_BT, lengths = ladder(), TOKENS[:1], [4, 4, 3]
     value = {
         "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
         "seq_idx": torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None].int(),
-        "cu_seq_lens_q": torch.tensor([0, 4, 8, 11], dtype=torch.int32),
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seqlens"), torch.tensor([0, 4, 8, 11], dtype=torch.int32)),
     }[way]
     mask_BT = torch.ones_like(tokens_BT)
     mask_BT[0, masked] = 0

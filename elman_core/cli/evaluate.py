@@ -142,9 +142,10 @@ def how_evaluated(path: Path) -> dict[str, Any]:
 
     Checkpoints of older versions have no `text`, exports no `path`. Raises `CheckpointError` if a manifest is damaged.
     """
-    from elman_core.registry import CheckpointError
+    from elman_core.registry import CheckpointError, ConfigError, check_value
     from elman_core.storage import read_json
     from elman_core.training.run.folder import MANIFEST, read_manifest
+    from elman_core.training.settings import from_dict
 
     runs = [folder for folder in (path, path.parent.parent) if (folder / MANIFEST).is_file()]
     checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
@@ -152,10 +153,15 @@ def how_evaluated(path: Path) -> dict[str, Any]:
     for file in () if runs else (*checkpoints, path / "state/trainer.json", path / EXPORTED):
         with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
             tree = tree or read_json(file)
+    if not tree:
+        return {}
     try:
-        training = tree and {**tree["settings"]["data"], "chunk_size": tree["settings"]["train"]["chunk_size"]}
-        if training and training.get("heldout_file"):
-            training["heldout"] = 0.0
-        return training and {**training, "text": tree["protocol"]["data"] if runs else tree.get("text")}
+        data, size = tree["settings"]["data"], tree["settings"]["train"]["chunk_size"]
+        from_dict({"data": data, "train": {"chunk_size": size}})
+        text = check_value("text", tree["protocol"]["data"] if runs else tree.get("text"), dict | None)
+        held = 0.0 if data.get("heldout_file") else data["heldout"]
+        return {**data, "heldout": held, "chunk_size": size, "text": text}
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"what {path} says of its training is damaged: it lacks {error}") from error
+    except ConfigError as error:
+        raise CheckpointError(f"what {path} says of its training is damaged: {error}") from error

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elman_core.registry.errors import CheckpointError, DataError
+from elman_core.registry.variant import is_of
 from elman_core.storage import read_json
 
 from .bytes import PACKED_MAGIC, ByteFile
@@ -26,7 +27,7 @@ PACKED_HEADER = (PACKED_MAGIC + b"1\n").ljust(64, b"\0")
 DTYPES = ("uint8", "uint16", "uint32")
 _NEEDED: dict[str, Any] = {
     "format": str, "dtype": str, "tokens": int, "documents": int, "bytes": int, "vocab_size": int, "masked": bool, "size": int,
-    "blake2b": str,
+    "blake2b": str, "tokenizer": dict | None, "separator": int | None, "chat_template": str | None,
 }  # fmt: skip
 
 
@@ -50,9 +51,9 @@ class PackedFile:
         self.size, self.vocab_size = manifest["tokens"], manifest["vocab_size"]
         self.separator, self.tokenizer = manifest.get("separator"), manifest.get("tokenizer")
         self.bytes_per_token, self.chat_template = manifest["bytes"] / max(1, self.size), manifest.get("chat_template")
-        if self.tokenizer:
+        if self.tokenizer is not None:
             self.tokenizer = {**self.tokenizer, "path": str(self.path.resolve().parent / self.tokenizer["path"])}
-        self.unit = "tokens" if self.tokenizer else "bytes"
+        self.unit = "bytes" if self.tokenizer is None else "tokens"
         self._ends_at, self._mask_at, expected = packed_sections(
             self.size, self.dtype, manifest["documents"], manifest["masked"]
         )
@@ -113,7 +114,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise DataError(
             f"the manifest of {path} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    wrong = [name for name, kind in _NEEDED.items() if type(manifest.get(name)) is not kind]
+    wrong = [name for name, kind in _NEEDED.items() if not is_of(manifest.get(name), kind)]
+    if not wrong and manifest.get("tokenizer") is not None:
+        wrong = [name for name in ("path", "sha256") if not isinstance(manifest["tokenizer"].get(name), str)]
     if wrong or manifest["format"] != PACKED_FORMAT or manifest["dtype"] not in DTYPES or manifest["documents"] < 1:
         raise DataError(
             f"{place} is damaged or of another version, see {(wrong or ['format'])[0]!r}: pack {path} again"

@@ -28,6 +28,13 @@ from .config import LadderConfig
 from .pretrained import LadderPreTrainedModel
 from .rollback import Tape
 
+# Keyword arguments of other models that would be missed, with ours. All others are ignored, as transformers' models do.
+_ELSEWHERE = {
+    "actual_length": "labels, where -100 does not count",
+    **dict.fromkeys(("prev_hiddens", "return_prev_hiddens", "cache_params", "inference_params"), "past_key_values"),
+    **dict.fromkeys(("document_ids", "segment_ids", "sequence_ids", "offsets"), "seq_idx, position_ids or cu_seqlens"),
+}
+
 
 class RMSNorm(nn.Module):
     """Gains of a pre-norm; `forward(x, residual)` adds and normalises."""
@@ -139,7 +146,8 @@ class LadderModel(LadderPreTrainedModel):
             attention_mask: (B, T) or, after a cache, (B, past + T): where it is 0 the state does not change and the output
                 is zero. Any pattern is exact: left padding, right padding, gaps.
             position_ids: (B, T), in the keyword arguments: several documents packed into a row, each counted from 0. Each is
-                computed as if it were alone in its row. `seq_idx` (B, T) or `cu_seq_lens_q` (for B = 1) mean the same.
+                computed as if it were alone in its row. `seq_idx` (B, T), and for B = 1 transformers' `cu_seq_lens_q` and fla's
+                `cu_seqlens`, mean the same.
                 A new document is recognised only if the position of its first real token is not greater than that of the
                 real token before it; if a document's first tokens may be masked, pass `seq_idx`. `starts` (B, T), bool, is
                 True where documents begin, as mixers take it; here it also ends what came before the row.
@@ -147,9 +155,12 @@ class LadderModel(LadderPreTrainedModel):
             output_hidden_states: also the residual stream before every layer; the last entry is after the final norm.
 
         Raises:
-            ConfigError: both or neither input, no tokens, a mask or positions of the wrong shape, or packed rows together with
-                a cache that can undo tokens.
+            ConfigError: both or neither input, no tokens, a mask or positions of the wrong shape, a keyword of other models for
+                states or documents, or packed rows together with a cache that can undo tokens.
         """
+        for name in kwargs.keys() & _ELSEWHERE.keys():
+            if kwargs[name] is not None:
+                raise ConfigError(f"{name} is an argument of other models: give {_ELSEWHERE[name]}")
         past_key_values = past_key_values if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigError("give exactly one of input_ids and inputs_embeds")
@@ -233,15 +244,17 @@ def document_starts(
     """(B, T) booleans, True where a document begins after another text; None if none does, which a look at the values decides.
 
     Each real token is compared with the real token before it, so a document begins at its first real token, whatever is
-    masked: its number (`seq_idx`, `cu_seq_lens_q`) is another, or its position is not greater. The first real token of a
+    masked: its number (`seq_idx`, `cu_seqlens`) is another, or its position is not greater. The first real token of a
     row continues what came before, unless its position is 0.
 
     Args:
-        packing: keyword arguments, of which `starts`, `position_ids`, `seq_idx` or `cu_seq_lens_q`, the first that is given,
-            counts. `starts` is returned as it is, without a look at its values, which a CUDA graph could not take.
+        packing: keyword arguments, of which the first that is given counts: `starts`, `position_ids`, `seq_idx`,
+            `cu_seq_lens_q`, `cu_seqlens`. `starts` is returned as it is, without a look at its values, which a CUDA graph could
+            not take.
         cache: what came before these tokens.
     """
     positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
+    ends = packing.get("cu_seqlens") if ends is None else ends
     rows, steps = shape
     if packing.get("starts") is not None:
         return _of_shape("starts", packing["starts"], shape)
@@ -251,7 +264,7 @@ def document_starts(
         told_BT = _of_shape("seq_idx", number, shape)
     elif ends is not None:
         if rows != 1 or ends[-1] != steps:
-            raise ConfigError(f"cu_seq_lens_q belongs to one row and ends with its {steps} tokens; give position_ids")
+            raise ConfigError(f"cu_seqlens belongs to one row and ends with its {steps} tokens; give position_ids")
         told_BT = torch.bucketize(torch.arange(steps, device=ends.device), ends[1:], right=True)[None]
     else:
         return None

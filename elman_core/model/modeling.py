@@ -19,8 +19,6 @@ from .config import LadderConfig
 from .ladder import LadderModel
 from .pretrained import LadderPreTrainedModel
 
-_GONE = ("actual_length", "prev_hiddens", "return_prev_hiddens")
-
 
 class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     """A ladder that predicts the next byte; the head is the embedding. `generate()` carries a state of constant size."""
@@ -63,8 +61,6 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone.
         """
-        if gone := [name for name in _GONE if name in kwargs]:  # others are ignored, as transformers' models do
-            raise ConfigError(f"{gone[0]} is gone: states go on in past_key_values, and labels of -100 do not count")
         past_key_values, targets = past_key_values if cache is None else cache, None
         if return_loss:
             if input_ids is None or labels is not None or input_ids.shape[1] < 2:

@@ -172,6 +172,11 @@ def check_value(where: str, value: Any, expected: Any, limits: Mapping[str, Any]
     return chosen
 
 
+def is_of(value: Any, expected: Any) -> bool:
+    """Whether `check_value` would accept `value` as the type `expected`."""
+    return _as_type(value, expected) is not _NO
+
+
 _NO = object()
 _NUMBERS = {int: Integral, float: Real}
 

@@ -134,11 +134,8 @@ class Optimizer:
         }
 
     def numbers(self) -> list[dict[str, Any]]:
-        """The plain numbers of each group: a schedule-free average needs its counts."""
-        return [
-            {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
-            for group in self.inner.param_groups
-        ]
+        """The numbers of each group that change: learning rate, and counts of a schedule-free average."""
+        return [{k: v.item() for k, v in group.items() if isinstance(v, Tensor)} for group in self.inner.param_groups]
 
     def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]]) -> None:
         """Restore the state that `tensors` and `numbers` returned.
@@ -167,12 +164,7 @@ class Optimizer:
                     raise CheckpointError(f"the optimizer's {kind} of {name} is not {want}")
             # `step` of the fused AdamW lives where the parameter does, as everything else.
             self.inner.state[p] = {k: placed(v, p) for k, v in values.items()}
-        own = {"weight_decay", "betas"} | (
-            set() if self.averages else {"capturable"}
-        )  # of the settings, of this device
         for group, stored in zip(self.inner.param_groups, numbers, strict=True):
-            for key, value in stored.items():
-                if isinstance(group.get(key), Tensor):
-                    group[key].fill_(value)  # where it lies: a recorded step reads it there
-                elif key not in own:
-                    group[key] = tuple(value) if isinstance(value, list) else value
+            for key, value in group.items():
+                if isinstance(value, Tensor):
+                    value.fill_(stored[key])  # where it lies: a recorded step reads it there

@@ -205,6 +205,7 @@ def test_a_damaged_or_empty_manifest_is_a_row_that_is_not_ok(tmp_path, content, 
     said = capsys.readouterr().out
     assert "protocol unknown" in said
     assert "ok" not in said.split()
+    assert ("killed" if "status" in content else "incomplete") in said
 
 
 @pytest.mark.parametrize(

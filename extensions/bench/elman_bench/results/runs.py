@@ -166,6 +166,8 @@ def read_run(path: Path, suite: Suite | None = None, job: Mapping[str, Any] | No
     if suite is not None and job:
         state = _checked(_read_json(suite.path / "jobs" / f"{job['id']}.json")[0], _STATE)[0]
         state["attempts"] = [a for a in state.get("attempts", []) if isinstance(a, dict)]
+    if not fault and not manifest.get("status"):
+        fault = f"its {MANIFEST} has no status: it is damaged, or another file's"
     if wrong:
         fault = f"{MANIFEST} has values of a wrong type: {', '.join(wrong)}"
     return Run(path, manifest, suite, job or {}, state, fault)
@@ -207,9 +209,8 @@ def status_of(run: Run) -> tuple[str, str]:
     said = str(run.manifest.get("status") or "")
     job = str(run.state.get("status") or "")
     if not said:
-        if run.fault and (
-            job == "ok" or (run.path / METRICS).exists()
-        ):  # a job that ended well had a run, which was deleted
+        # a job that ended well had a run, which was deleted
+        if run.fault and (job == "ok" or (run.path / METRICS).exists() or (run.path / MANIFEST).exists()):
             return ("incomplete" if job in ("", "ok") else job), run.fault
         return job or "waiting", ""
     if said in UNFINISHED:
