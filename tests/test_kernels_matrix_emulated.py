@@ -4,8 +4,12 @@ It shows which lane holds what and which fragment goes where. Not their time and
 of races between warps those that show when some run ahead of others as far as barriers let them (test_kernels_races.py: all).
 """
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
+import elman_csrc
 import pytest
 import torch
 
@@ -77,3 +81,28 @@ def test_the_gpu_source_equals_the_float64_reference(
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
     report = verify(matrix.spec(), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
+
+
+@pytest.mark.parametrize(
+    ("place", "planted"),
+    [
+        ("matrix_state_numbers.cuh", (("R % 8 == 0 && N % 8 == 0", "R % 8 == 0"), ("static_assert(N % VW == 0);", ""))),
+        ("cuda_pipeline.h", (("piece_kq = largest_power(N * sz, 16)", "piece_kq = 16"),)),
+    ],
+    ids=["a typed pointer", "an instruction"],
+)
+def test_a_misaligned_address_is_a_fault_with_its_place(
+    place: str, planted: tuple[tuple[str, str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_host_compiler()
+    shutil.copytree(elman_csrc.get_include(), tmp_path / "include")
+    plan = tmp_path / "include/elman/matrix_state_plan.cuh"
+    for sound, wrong in planted:
+        assert sound in plan.read_text()
+        plan.write_text(plan.read_text().replace(sound, wrong))
+    monkeypatch.setattr(elman_csrc, "get_include", lambda: tmp_path / "include")
+    monkeypatch.setattr(matrix_native, "load", matrix_native.load.__wrapped__)
+    [fault] = verify(matrix.spec(), "emulated", cases=[case((1, 18, 2, 124, 3), bf16)], opcheck=False).faults
+    assert re.search(
+        rf"misaligned address 0x[0-9a-f]+: {place}:\d+ needs a multiple of 16 .*\(thread \d+ of block 0\)", fault
+    )

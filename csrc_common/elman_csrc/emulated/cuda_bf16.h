@@ -12,7 +12,7 @@ struct __nv_bfloat16 {
   }
   explicit operator float() const { return __uint_as_float(unsigned(bits) << 16); }
 };
-struct __nv_bfloat162 {
+struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
 inline float __bfloat162float(__nv_bfloat16 x) { return static_cast<float>(x); }

@@ -9,7 +9,7 @@ struct __half {
   explicit __half(float x) : value(static_cast<_Float16>(x)) {}
   explicit operator float() const { return static_cast<float>(value); }
 };
-struct __half2 {
+struct alignas(4) __half2 {
   __half x, y;
 };
 inline float __half2float(__half x) { return static_cast<float>(x); }

@@ -5,7 +5,7 @@
 
 inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes, std::size_t zeros = 0) {
   emulated::Thread& thread = emulated::block->threads[emulated::block->current];
-  const emulated::Copy copy{to, from, bytes, zeros, thread.committed};
+  const emulated::Copy copy{emulated::aligned(to, bytes), emulated::aligned(from, bytes), bytes, zeros, thread.committed};
   if (!emulated::backwards) emulated::make(copy);
   emulated::races::copy_begins(to, bytes);
   thread.copies.push_back(copy);

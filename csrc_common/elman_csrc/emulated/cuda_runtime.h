@@ -31,16 +31,16 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 inline dim3 threadIdx, blockIdx, gridDim, blockDim;
-struct uint4 {
+struct alignas(16) uint4 {  // aligned as CUDA's own
   unsigned x, y, z, w;
 };
-struct float4 {
+struct alignas(16) float4 {
   float x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
   unsigned x, y;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -48,8 +48,13 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 using cudaError_t = int;
-constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1;
-inline const char* cudaGetErrorString(int) { return "more shared memory than a block may have"; }
+constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1, cudaErrorMisalignedAddress = 716;
+namespace emulated {
+inline char fault[256];  // why the kernel was ended; empty if it was not
+}
+inline const char* cudaGetErrorString(int error) {
+  return error == cudaErrorMisalignedAddress ? emulated::fault : "more shared memory than a block may have";
+}
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many bytes: AddressSanitizer sees accesses beyond
   *p = std::malloc(bytes);
@@ -167,6 +172,12 @@ inline std::vector<Store> on_their_way;
 
 [[noreturn]] inline void fail(const char* what) { std::fprintf(stderr, "%s\n", what), std::abort(); }
 
+// Ends the running kernel: its launch returns an error, which says `why`.
+[[noreturn]] inline void stop(const char* why) {
+  if (block == nullptr) fail(why);
+  std::strncpy(fault, why, sizeof fault - 1);
+  _longjmp(block->scheduler, 1);
+}
 // swapcontext would make the system set the signal mask each time, which takes longer than a thread's work in between.
 inline void yield() {
   if (!_setjmp(block->threads[block->current].left)) _longjmp(block->scheduler, 1);
@@ -233,6 +244,7 @@ inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
       left = true, now.current = i, threadIdx.x = i;
       races::run(i);
       go_on(now.threads[i]);
+      if (*fault) return false;
     }
     if (!left || now.progress == before || --most == 0) return left;
   }
@@ -255,10 +267,10 @@ void prepare(Block& made, const dim3& index, int threads, unsigned char* shared,
 // Runs the blocks of a grid one after another. Each warp runs ahead of the later ones as far as barriers allow or, with EMULATED_BACKWARDS, ahead of the
 // earlier ones. A missing barrier spoils different data in the two orders.
 template <class Kernel>
-void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel) {
+cudaError_t launch(unsigned blocks, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
-  gridDim = dim3(blocks), blockDim.x = threads;
-  for (unsigned b = 0; b < blocks; b++) {
+  gridDim = dim3(blocks), blockDim.x = threads, *fault = 0;
+  for (unsigned b = 0; b < blocks && !*fault; b++) {
     Block now;
     prepare(now, dim3(b, 0, 0), threads, shared, bytes, kernel);
     block = &now, blockIdx = now.index;
@@ -267,21 +279,24 @@ void launch(unsigned blocks, int threads, unsigned char* shared, std::size_t byt
     for (bool left = true; left;) {
       const auto before = now.progress;
       left = false;
-      for (int i = 0; i < warps; i++) left |= run_warp(now, backwards ? warps - 1 - i : i, threads);
+      for (int i = 0; i < warps && !*fault; i++) left |= run_warp(now, backwards ? warps - 1 - i : i, threads);
+      if (*fault) break;
       if (left && now.progress == before) std::fprintf(stderr, "the threads of block %u wait for each other\n", b), std::abort();
     }
     races::end();
   }
+  block = nullptr;
+  return *fault ? cudaErrorMisalignedAddress : cudaSuccess;
 }
 // Runs the blocks of a grid in rows along x, one row after another. The blocks of a row run in turns, because they wait for each other. `each`: blocks per
 // cluster.
 template <class Kernel>
-void launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
+cudaError_t launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
   const char* const turns = std::getenv("EMULATED_STALLED");
   stalled = turns ? unsigned(std::atoi(turns)) : 0;
-  gridDim = grid, blockDim.x = threads, cluster_blocks = each;
-  for (unsigned row = 0; row < grid.y * grid.z; row++) {
+  gridDim = grid, blockDim.x = threads, cluster_blocks = each, *fault = 0;
+  for (unsigned row = 0; row < grid.y * grid.z && !*fault; row++) {
     std::vector<Block> blocks(grid.x);
     together = &blocks, clusters.assign(grid.x / each, {});
     for (unsigned b = 0; b < grid.x; b++) {
@@ -303,24 +318,28 @@ void launch_together(const dim3& grid, int threads, int each, std::size_t bytes,
         block = &now, blockIdx = now.index;
         const auto before = now.progress;
         const int warps = static_cast<int>(now.warps.size());
-        for (int w = 0; w < warps; w++) left |= run_warp(now, backwards ? warps - 1 - w : w, threads, 64);
+        for (int w = 0; w < warps && !*fault; w++) left |= run_warp(now, backwards ? warps - 1 - w : w, threads, 64);
         moved |= now.progress != before;
       }
+      if (*fault) on_their_way.clear(), left = false;
       if (left && !moved) std::fprintf(stderr, "the blocks of row %u wait for each other\n", row), std::abort();
     }
     if (!on_their_way.empty()) fail("a store reaches a block that has left");
   }
+  block = nullptr;
+  return *fault ? cudaErrorMisalignedAddress : cudaSuccess;
 }
 
 }  // namespace emulated
+
+#include "alignment.h"
 
 template <class Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*function)(Args), const Args& g) {
   int each = 1;
   for (unsigned i = 0; i < config->numAttrs; i++)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) each = int(config->attrs[i].val.clusterDim.x);
-  emulated::launch_together(config->gridDim, int(config->blockDim.x), each, config->dynamicSmemBytes, [&] { function(g); });
-  return cudaSuccess;
+  return emulated::launch_together(config->gridDim, int(config->blockDim.x), each, config->dynamicSmemBytes, [&] { function(g); });
 }
 
 inline unsigned __float_as_uint(float x) {

@@ -17,22 +17,19 @@ cudaError_t launch(const Args<Elem>& g, bool, cudaStream_t) {
   if (bytes > int(sizeof(shared_memory))) return cudaErrorInvalidConfiguration;
   int blocks = blocks_for(g.outputs);
   for (int i = 0; i < g.maps; ++i) blocks += blocks_for(g.extra_step[i]);
-  emulated::launch(unsigned(blocks), kThreads, shared_memory, bytes, [&] { block<Elem, Cell, tiles>(g, shared_memory); });
-  return cudaSuccess;
+  return emulated::launch(unsigned(blocks), kThreads, shared_memory, bytes, [&] { block<Elem, Cell, tiles>(g, shared_memory); });
 }
 template <class Elem>
 cudaError_t launch_norm(const NormArgs<Elem>& g, int rows, bool, cudaStream_t) {
   const int bytes = norm_shared_bytes(g.width);
   if (bytes > int(sizeof(shared_memory))) return cudaErrorInvalidConfiguration;
-  emulated::launch(unsigned(rows), kNormThreads, shared_memory, bytes,
-                   [&] { norm_block(g, reinterpret_cast<float*>(shared_memory)); });
-  return cudaSuccess;
+  return emulated::launch(unsigned(rows), kNormThreads, shared_memory, bytes,
+                          [&] { norm_block(g, reinterpret_cast<float*>(shared_memory)); });
 }
 template <class Elem>
 cudaError_t launch_draw(const DrawArgs<Elem>& g, int rows, bool, cudaStream_t) {
-  emulated::launch(unsigned(rows), kDrawThreads, shared_memory, sizeof(DrawShared),
-                   [&] { draw_block(g, *reinterpret_cast<DrawShared*>(shared_memory)); });
-  return cudaSuccess;
+  return emulated::launch(unsigned(rows), kDrawThreads, shared_memory, sizeof(DrawShared),
+                          [&] { draw_block(g, *reinterpret_cast<DrawShared*>(shared_memory)); });
 }
 
 }  // namespace elman::decode

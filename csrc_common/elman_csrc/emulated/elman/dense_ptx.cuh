@@ -62,25 +62,25 @@ inline char* at(unsigned address) {
 inline unsigned shared_address(const void* p) {
   return emulated::block->index.x << 24 | unsigned(static_cast<const char*>(p) - dynamic_shared());
 }
-inline void store_shared(unsigned to, float v) { std::memcpy(at(to), &v, 4); }
+inline void store_shared(unsigned to, float v) { std::memcpy(emulated::aligned(at(to), 4), &v, 4); }
 template <int n>
 void store_shared(unsigned to, const float (&v)[n]) {
-  std::memcpy(at(to), v, sizeof v);
+  std::memcpy(emulated::aligned(at(to), n == 4 ? 16 : 4), v, sizeof v);
 }
 template <int n>
 void load_shared(float (&v)[n], unsigned from) {
-  std::memcpy(v, at(from), sizeof v);
+  std::memcpy(v, emulated::aligned(at(from), n == 3 ? 4 : sizeof v), sizeof v);
 }
 inline void load_relaxed(uint4& v, const void* p, unsigned wanted = 1) {
-  if (wanted) std::memcpy(&v, p, sizeof v);
+  if (wanted) std::memcpy(&v, emulated::aligned(p, sizeof v), sizeof v);
 }
-inline void store_relaxed(void* p, unsigned v) { std::memcpy(p, &v, sizeof v); }
+inline void store_relaxed(void* p, unsigned v) { std::memcpy(emulated::aligned(p, sizeof v), &v, sizeof v); }
 inline void fence() {}
 template <class T>
 void hold(T&) {}
 inline unsigned first_of_cluster() { return emulated::block->index.x / emulated::cluster_blocks * emulated::cluster_blocks; }
 inline unsigned in_block(unsigned address, int rank) { return (address & 0xffffff) | (first_of_cluster() + rank) << 24; }
-inline Counter& counter(unsigned barrier) { return *reinterpret_cast<Counter*>(at(barrier)); }
+inline Counter& counter(unsigned barrier) { return *reinterpret_cast<Counter*>(emulated::aligned(at(barrier), 8)); }
 inline void barrier_init(unsigned barrier, int arrivals) {
   counter(barrier) = {static_cast<signed char>(arrivals), static_cast<signed char>(arrivals)};
 }
@@ -92,7 +92,7 @@ inline void barrier_expect(unsigned barrier, int bytes) {
   emulated::block->progress++;
 }
 inline void store_async(unsigned to, uint4 v, unsigned barrier) {
-  if (to % 16) std::fprintf(stderr, "a piece at %u is not aligned\n", to), std::abort();
+  emulated::aligned(at(to), 16);
   const auto land = [=] {
     emulated::Block& there = (*emulated::together)[to >> 24];
     if (std::all_of(there.threads.begin(), there.threads.end(), [](const auto& thread) { return thread.done; }))

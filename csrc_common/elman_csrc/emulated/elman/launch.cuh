@@ -13,8 +13,7 @@ inline int multiprocessors() { return 1; }
 template <class Args>
 cudaError_t start(void (*function)(Args), const Args& g, long long blocks, int threads, int bytes, bool, cudaStream_t) {
   if (bytes > int(sizeof(shared_memory))) return cudaErrorInvalidConfiguration;
-  emulated::launch(unsigned(blocks), threads, shared_memory, bytes, [&] { function(g); });
-  return cudaSuccess;
+  return emulated::launch(unsigned(blocks), threads, shared_memory, bytes, [&] { function(g); });
 }
 
 }  // namespace elman

@@ -91,11 +91,13 @@ inline unsigned transposed(unsigned x) {
   return (all[2 * t * 4 + g / 2][0] >> shift & 0xffff) | (all[(2 * t + 1) * 4 + g / 2][0] >> shift & 0xffff) << 16;
 }
 inline void store_matrices(uint4* to, const unsigned (&x)[4]) {
+  emulated::aligned(to, 16);
   const int lane = emulated::block->current % 32;
   for (int i = 0; i < 4; i++) reinterpret_cast<unsigned*>(to - lane)[32 * i + lane] = x[i];
 }
 template <bool transposed>
 inline void load_matrices(unsigned (&x)[4], const uint4* from) {
+  emulated::aligned(from, 16);
   const emulated::Words* all = emulated::exchange(&from, sizeof(from));
   const int lane = emulated::block->current % 32, g = lane / 4, t = lane % 4;
   for (int i = 0; i < 4; i++) {
