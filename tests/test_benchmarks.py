@@ -90,7 +90,7 @@ def test_the_text_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
     assert (first["files"], first["bytes"]) == (2, 20)
 
 
-def test_of_a_verification_the_case_closest_to_its_limit_is_reported() -> None:
+def test_of_a_verification_the_case_closest_to_its_limit_and_the_first_fault_are_reported() -> None:
     row = {
         "dtype": "float32",
         "tensor": "y",
@@ -100,8 +100,14 @@ def test_of_a_verification_the_case_closest_to_its_limit_is_reported() -> None:
         "case": "T=1",
         "ratio": 0.1,
     }
-    [report] = verify.reports("a warning\n" + json.dumps([{"rows": [row, {**row, "ratio": 0.4, "case": "T=7"}]}]))
-    assert verify.closest(report)["case"] == "T=7"
+    more = {"faults": [], "unsuitable": []}
+    [report] = verify.reports(
+        "a warning\n" + json.dumps([{"rows": [row, {**row, "ratio": 0.4, "case": "T=7"}], **more}])
+    )
+    assert verify.found_of(report)["case"] == "T=7"
+    assert "reason" not in verify.found_of(report)
+    report |= {"rows": [], "faults": ["T=9: misaligned address", "T=11: the context is dead"]}
+    assert verify.found_of(report) == {"reason": "T=9: misaligned address (and 1 more)"}
     with pytest.raises(ValueError, match="no report"):
         verify.reports("elman: no such kernel")
 

@@ -27,21 +27,25 @@ def test_attention_visits_the_blocks_that_hold_something_to_see(steps: int) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_packed_rows_err_as_single_rows(variant: str) -> None:
+def test_packed_rows_err_as_single_rows(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty cache most of its time is compilers: nvcc for `lstm` and `gru`, Triton, which also tunes, for others. So
+    its calls have three lengths and one number of rows, and no first use is verified beside it."""
+    monkeypatch.setenv("ELMAN_VERIFY", "skip")
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "options": VARIANTS[variant]}
     model = LadderForCausalLM(LadderConfig(variant=variant, **sizes)).eval().cuda()
     tokens_BT = torch.randint(256, (2, 512), device="cuda")
     starts_BT = torch.zeros(2, 512, dtype=torch.bool, device="cuda")
-    starts_BT[0, [128, 384]] = starts_BT[1, [0, 128]] = True
-    pieces = [(0, 0, 128), (0, 128, 384), (0, 384, 512), (1, 0, 128), (1, 128, 512)]
+    starts_BT[0, 128] = starts_BT[1, [0, 384]] = True
+    short_BT = torch.stack((tokens_BT[0, :128], tokens_BT[1, 384:]))
+    long_BT = torch.stack((tokens_BT[0, 128:], tokens_BT[1, :384]))
 
     def made(model, packed: bool) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
         if packed:
             y_BTD = model.model(tokens_BT, starts=starts_BT).last_hidden_state
         else:
-            alone = [model.model(tokens_BT[r : r + 1, a:b]).last_hidden_state[0] for r, a, b in pieces]
-            y_BTD = torch.stack([torch.cat(alone[:3]), torch.cat(alone[3:])])
+            short_BTD, long_BTD = (model.model(x_BT).last_hidden_state for x_BT in (short_BT, long_BT))
+            y_BTD = torch.stack((torch.cat((short_BTD[0], long_BTD[0])), torch.cat((long_BTD[1], short_BTD[1]))))
         weights = [p for n, p in model.named_parameters() if "lm_head" not in n]
         return [x.double() for x in (y_BTD.detach(), *torch.autograd.grad(y_BTD.double().square().sum() / 2, weights))]
 

@@ -1,5 +1,5 @@
 """Every kernel against float64 on the full grid, `elman verify`: of all outputs, gradients and cases the one closest to its
-limit. On a CPU: of the kernels of a CPU.
+limit, and the first fault if there are any. On a CPU: of the kernels of a CPU.
 
 Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, the
 GPUs in turn. --only names variants or kernels; a kernel that lacks a dtype has no row of it.
@@ -54,10 +54,13 @@ def reports(log: str) -> list[dict[str, Any]]:
     return found
 
 
-def closest(report: dict[str, Any]) -> Row:
-    """The row with the largest error / limit."""
-    row = max(report["rows"], key=lambda row: float(row["ratio"]))
-    return {name: row[name] for name in ("tensor", "case", "error", "reference", "limit", "ratio")}
+def found_of(report: dict[str, Any]) -> Row:
+    """The row with the largest error / limit, if any case gave one; `reason` if it is not why the kernel failed."""
+    row = max(report["rows"], key=lambda row: float(row["ratio"]), default={})
+    found: Row = {name: row[name] for name in ("tensor", "case", "error", "reference", "limit", "ratio") if row}
+    if said := [*report["faults"], *report["unsuitable"]]:
+        found["reason"] = said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)"
+    return found
 
 
 def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[Row]:
@@ -75,7 +78,7 @@ def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[R
     seconds = round(time.monotonic() - began)
     common = {"variant": name, "dtype": dtype, "kind": "ours", "seconds": seconds}
     return [
-        {**common, "kernel": r["name"], "cases": r["cases"], **closest(r), "agrees": bool(r["passed"])} for r in found
+        {**common, "kernel": r["name"], "cases": r["cases"], **found_of(r), "agrees": bool(r["passed"])} for r in found
     ]
 
 
