@@ -1,6 +1,7 @@
 """The full grids: a sample draws whatever a family declares, and the same every time."""
 
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from elman_core.kernels.gates.spec import PROBLEMS as GATES
 from elman_core.kernels.matrix.problems import PROBLEMS as MATRIX
 from elman_core.kernels.rows.spec import PROBLEMS as ROWS
 from elman_core.kernels.spec import Problems
+from elman_core.registry import list_variants
 
 TABLES = {
     "conv": CONVOLUTION,
@@ -42,6 +44,16 @@ def test_every_declared_value_and_every_pair_of_words_is_drawn(problems: Problem
     for pair in combinations(problems.words.split(), 2):
         for on in product((False, True), repeat=2):
             assert any(tuple(case.has(word) for word in pair) == on for case in full), (pair, on)
+
+
+@pytest.mark.parametrize(("grid", "most"), [("quick", 7), ("full", 18)])
+def test_a_grid_of_a_kernel_and_dtype_compiles_few_modules(grid: Any, most: int) -> None:
+    for entry in list_variants().values():
+        for spec in (s for s in entry.variant.kernels if s.module is not None and "cuda" in s.targets):
+            made: dict[Any, set[Any]] = {}
+            for case in spec.cases("cuda", grid):
+                made.setdefault(case.dtype, set()).add(spec.module("cuda", case))
+            assert all(len(modules) <= most for modules in made.values()), spec.name
 
 
 @pytest.mark.parametrize(("rows", "steps"), [(8, 64), (512, 64), (4096, 16), (66_000, 2)])

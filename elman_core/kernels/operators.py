@@ -236,7 +236,7 @@ class Operator:
 
         fields: dict[str, Any] = {
             "name": cell.name,
-            "cases": lambda target, grid: problems[target].cases(grid),
+            "cases": lambda target, grid: problems[target].cases(grid, cell.name),
             "make_inputs": lambda case, generator: family.draw(cell, case, generator),
             "call": call,
             "op": self.example,

@@ -110,16 +110,21 @@ PROBLEMS: dict[Any, Problems] = {
         CUDA_DTYPES,
         named=(
             ((1, 1, 512), ""), ((17, 3, 64), ""), ((9, 5, 272), "masked"), ((33, 8, 768), "masked strided"),
-            ((64, 32, 1024), ""), ((128, 70, 256), "strided"), ((515, 4, 512), "bare"),
+            ((64, 32, 1024), ""), ((128, 70, 512), "strided"), ((515, 4, 512), "bare"),
             ((40, 8, 768), "masked packed"),
         ),
-        large=(((12, 512, 512), ""), ((9, 300, 1280), "masked"), ((4096, 8, 256), ""), ((65536, 2, 64), "")),
+        large=(
+            ((128, 70, 256), "strided"), ((12, 512, 512), ""), ((9, 300, 1280), "masked"), ((4096, 8, 256), ""),
+            ((65536, 2, 64), ""),
+        ),
         values={
             "T": (1, 7, 33, 40), "B": (2, 3, 32, 72),
             "d": (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096),
         },
         words="masked strided bare packed",
         count=56,
+        compiled="d",
+        modules=13,  # of which some are compiled for a small batch and a large one
     ),
     "cpu": Problems(
         "TBd",

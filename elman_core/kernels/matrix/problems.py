@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,7 @@ from . import native, portable
 from .spec import Maps, MatrixCell, Size
 
 Run = Callable[..., tuple[Tensor, Tensor]]
-Way = tuple[
-    Maps, bool, tuple[str, ...]
-]  # of a call: maps, whether fused, options that are on and scalars that are given
+Way = tuple[Maps, tuple[str, ...]]  # of a call: maps, options that are on and scalars that are given
 _WORDS = {"state_BHNV": "S0", "mask_BT": "mask", "starts_BT": "starts", "a_log_H": "A_log", "dt_bias_H": "dt_bias"}
 
 
@@ -121,26 +120,32 @@ def case(
 
 
 def _ways(cell: MatrixCell) -> list[Way]:
-    """Every map, both forms, every option and all of them, but not every combination."""
-    fused, every = not cell.shared, (*cell.options, *cell.optional)
+    """Every map, every option and all of them, but not every combination."""
+    every = (*cell.options, *cell.optional)
     on: list[tuple[str, ...]] = [(), *((n,) for n in every)]
-    ways = [(maps, fused and i % 2 == 0, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
-    ways += [(cell.maps[0], fused, each) for each in on] + [(cell.maps[-1], False, each) for each in on]
-    return list(dict.fromkeys([*ways, (cell.maps[0], False, every)]))
+    ways = [(maps, on[i % len(on)]) for i, maps in enumerate(cell.maps)]
+    ways += [(maps, each) for maps in (cell.maps[0], cell.maps[-1]) for each in on]
+    return list(dict.fromkeys([*ways, (cell.maps[0], every)]))
 
 
 def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
-    """The problems of a grid, which go through the ways in turn, and those of some cells alone."""
-    ways, every = _ways(cell), (*cell.options, *cell.optional)
+    """The problems of a grid, which go through the ways and both forms in turn, and those of some cells alone.
+
+    On a GPU, where modules take long to compile, problems of one kind go one way.
+    """
+    ways, every, blocks = _ways(cell), (*cell.options, *cell.optional), target == "cuda" and cell.delta
     for problems in PROBLEMS[target]:
-        for i, each in enumerate(problems.cases(grid)):
-            maps, fused, on = ways[i % len(ways)]
+        kinds: dict[Any, int] = {}
+        some = replace(problems, modules=problems.modules - len(_AT_ONCE)) if blocks else problems
+        for i, each in enumerate(some.cases(grid, cell.name)):
+            maps, on = ways[kinds.setdefault(problems.kind(each) if problems.compiled else i, len(kinds)) % len(ways)]
+            fused = not cell.shared and (i + i // len(ways)) % 2 == 0
             special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
             yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
-    for dtype in native.DTYPES[target]:
-        if cell.vectors and dtype.itemsize == 2:
+    for dtype in (d for d in native.DTYPES[target] if d.itemsize == 2):
+        if cell.vectors:
             yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=_wide(cell))
-        for i, size in enumerate(_AT_ONCE if cell.delta and (target, grid) == ("cuda", "full") else ()):
+        for i, size in enumerate(_AT_ONCE if blocks and grid == "full" else ()):
             words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
 
@@ -194,12 +199,15 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
             "BTHNV",
             native.DTYPES["cuda"],
             named=(
-                ((1, 33, 2, 64, 64), ""), ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), ""),
+                ((3, 1, 2, 16, 16), ""), ((2, 35, 2, 16, 16), "bare"), ((2, 37, 3, 32, 32), ""),
                 ((2, 40, 2, 24, 48), "strided"), ((2, 50, 5, 32, 32), "masked"), ((2, 33, 3, 16, 16), ""),
-                ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 32, 32), "masked packed"),
+                ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 64, 64), "masked packed"),
                 ((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), ""),
             ),
-            large=(((1, 64, 1024, 16, 16), ""), ((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), "")),
+            large=(
+                ((1, 64, 1024, 16, 16), ""), ((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), ""),
+                ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), "masked packed"),
+            ),
             values={
                 "B": (1, 2, 3), "T": (1, 31, 33, 47, 101), "H": (2, 3, 4, 5),
                 "NV": (
@@ -209,6 +217,7 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
             },
             words="masked strided bare packed",
             count=81,
+            compiled="NV",
         ),
     ),
     "cpu": (
