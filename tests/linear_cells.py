@@ -3,11 +3,12 @@
 Steps are as `elman_core.nn.matrix_reference` wants them: S and k, then the vectors, v and the lines, the scalars.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
@@ -80,6 +81,12 @@ def rwkv7(s: Tensor, k: Tensor, decay: Tensor, read: Tensor, again: Tensor, v: T
     return decay * s + k * v + again * (read.mT @ s)
 
 
+def _removed(inputs: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """RWKV-7's: what is read is of length 1, and a part of it is written back with the opposite sign."""
+    share, read = inputs["again"], F.normalize(inputs["read"].double() - 0.75, dim=-1)
+    inputs["read"], inputs["again"] = read.to(share.dtype), (-read * share).to(share.dtype)
+
+
 GATED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))
 KIMI = Maps(("k",), ("k",), ("sigmoid",))
 DELTANET = Made(
@@ -132,6 +139,6 @@ CELLS = {
         flags="squashes = false, reads_with_k = false, backward_uses_r = false",
         line="return {T(1), x.in[0], x.r};",
         back="return {d.second, {d.write}};",
-        declared={"vectors": ("decay", "read", "again")},
+        declared={"vectors": ("decay", "read", "again"), "adjust": _removed},
     ),
 }

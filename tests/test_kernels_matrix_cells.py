@@ -62,13 +62,17 @@ EMULATED = {
     "kimi_delta": (
         case((2, 20, 3, 16, 16), bf16, maps=KIMI, masked=True, packed=True),
         case((1, 18, 1, 28, 24), f16, wide=1),
-        case((1, 17, 1, 36, 20), bf16, wide=1, packed=True),
+        case((1, 18, 1, 128, 72), bf16, wide=1, masked=True, packed=True),
     ),
-    "gdn2": (case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),),
+    "gdn2": (
+        case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
+        case((1, 17, 1, 36, 20), f16, masked=True),
+    ),
     "written": (case((1, 37, 1, 52, 128), bf16, masked=True, packed=True), case((1, 19, 1, 100, 24), f16)),
     "rwkv7": (
         case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
         case((1, 18, 1, 32, 24), bf16, wide=0b101),
+        case((1, 19, 2, 64, 64), bf16, wide=0b001, masked=True, packed=True),
         case((1, 18, 1, 8, 20), f32),
     ),
     "made_up": (

@@ -36,6 +36,7 @@ PROGRAMS = {  # to numbers of heads
     matrix(16, 24, bf16, FUSED, of=e97): 3,  # a further vector, lines that are folded
     matrix(32, 24, bf16, FUSED, of=e97): 3,
     matrix(32, 32, bf16, FUSED, of=e97): 3,  # results straight to memory
+    matrix(64, 72, bf16, FUSED, of=e97): 1,
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
     matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
     matrix(32, 32, bf16, of=e75): 1,

@@ -164,7 +164,7 @@ def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
         case((1, 18, 1, 8, 20), torch.bfloat16, on=every, packed=True),
     ]
     if cell.vectors:
-        found.append(case((2, 20, 2, 16, 16), torch.bfloat16, maps=cell.maps[0], wide=_wide(cell)))
+        found.append(case((1, 18, 2, 36, 20), torch.bfloat16, maps=cell.maps[0], wide=_wide(cell)))
     if cell.delta:
         words = {"masked": True, "packed": True}
         found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], fused=fused, on=every, **words))

@@ -175,9 +175,11 @@ class MatrixCell(Cell):
             return {"packed": torch.cat(parts, -1)} | inputs
         return inputs
 
-    def tensor(self, rows: int, bits: int, backend: str) -> bool:
+    def tensor(self, rows: int, like: Tensor, backend: str) -> bool:
         """Whether tensor cores compute the sums, as `Plan::tensor` in `elman/matrix_state_plan.cuh` of `elman_csrc`."""
-        return backend == "cuda" and bits == 16 and (rows <= 32 or not (self.vectors or self.elementwise))
+        if backend != "cuda" or like.element_size() != 2:
+            return False
+        return rows <= 32 or not (self.elementwise or (self.vectors and not much_shared(like.device)))
 
     def linear(self, form: str) -> bool:
         """Whether a form has the option linear_state on."""
@@ -189,8 +191,8 @@ class MatrixCell(Cell):
 
     def interval(self, rows: int, like: Tensor, backend: str, form: str) -> int:
         """Steps between saved states for inputs such as `like`, as `Plan::interval`."""
-        if self.tensor(rows, 8 * like.element_size(), backend):
-            linear = self.linear(form)
+        if self.tensor(rows, like, backend):
+            linear = self.linear(form) and not self.vectors
             if rows > 32 and self.takes_blocks(form) and much_shared(like.device):
                 return 32
             return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
@@ -268,7 +270,7 @@ def _derive(cell: MatrixCell, sizes: Values, values: Values) -> None:
     if values.get("keep"):
         like, backend, V, T = values["q"] if packed is None else packed, values["backend"], sizes["V"], sizes["T"]
         states = H * V * N * -(-T // cell.interval(N, like, backend, values["form"]))
-        if N > 24 and cell.tensor(N, 8 * like.element_size(), backend):
+        if N > 24 and cell.tensor(N, like, backend):
             sizes["K"] = (states + H * V * T + 7) // 8 * 8
         else:
             sizes["W"] = states

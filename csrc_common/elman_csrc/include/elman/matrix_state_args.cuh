@@ -125,9 +125,10 @@ struct Sums {  // results of a walk, to be summed over lines
 };
 template <class P>
 struct Sums<P, true> {
-  // Each warp's sums over its lines: dk and further vectors, and dq of the previous step. In a large head, (dk, dq) as a word of the storage type.
-  // If blocked: dk of each step, then dq, two elements per word.
-  using Row = std::conditional_t<P::large, unsigned[P::blocked ? Block<P>::rows / 2 + 4 : P::NP], float[P::slots * P::NP]>;
+  // Each warp's sums over its lines: dk and further vectors, and dq of the previous step. In a large head, (dk, dq) as a word of the storage type, and
+  // likewise (dg, dp) and (-, dl). If blocked: dk of each step, then dq, two elements per word.
+  using Row =
+      std::conditional_t<P::large, unsigned[P::blocked ? Block<P>::rows / 2 + 4 : P::words * P::NP], float[P::slots * P::NP]>;
   alignas(16) Row dkq[P::result_buffers][P::WPH][P::blocked ? 2 * P::steps : P::steps + 1];
   // If blocked, from each warp: do_t u_i at (t, i), y_t u_i for i < t at (i, t); y_t S^T k_t, do_t S^T q_t, u_t G^T k_t; <S, G>.
   alignas(16) float passing[P::blocked ? P::WPH : 0][16][17];

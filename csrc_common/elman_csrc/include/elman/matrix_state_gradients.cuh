@@ -28,9 +28,11 @@ __device__ __forceinline__ void sum_of_keys(float (&g)[E], const BackwardShared<
     for (int e = 0; e < E; e++) g[e] = 0;
 #pragma unroll
     for (int i = 0; i < P::WPH; i++) {
-      const auto both = *reinterpret_cast<const Vec<E, unsigned>*>(sm.dkq[buf % P::result_buffers][i][s] + n);
+      const int word = slot < 2 ? 0 : P::seconds && slot == P::at_l ? 2 : 1;
+      const bool upper = P::keeps && slot == P::at_g ? false : slot > 0;
+      const auto both = *reinterpret_cast<const Vec<E, unsigned>*>(sm.dkq[buf % P::result_buffers][i][s] + word * P::NP + n);
 #pragma unroll
-      for (int e = 0; e < E; e++) g[e] += unpack(both.x[e], slot, typename P::Store());
+      for (int e = 0; e < E; e++) g[e] += unpack(both.x[e], upper, typename P::Store());
     }
   } else if constexpr (P::columns) {
     const int first = slot * P::NP + (slot == 1 ? n ^ P::swapped(1) : n);

@@ -50,19 +50,35 @@ __device__ __forceinline__ void line_products(float (&c)[chains][4], const float
   }
 }
 
+// The vectors of an update, of which a lane has one: k for lanes 0 and 1 of a line, the second write's for the others.
+template <class P>
+__device__ __forceinline__ void load_written(Columns<P>& b, const float* kq, int g, int t) {
+  if constexpr (P::seconds) load_columns<P>(b, t < 2 ? kq : kq + P::at_l * P::Q, g);
+  else load_columns<P>(b, kq, g);
+}
 // A step, from its retrieved values; forward and replay use the same code. The tensor cores get `write` as two numbers, so that no digit is lost.
+// k: from load_written. kq: the step's vectors.
 template <class P, bool MayHold>
-__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k,
+__device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M], const Columns<P>& k, const float* kq,
                                        const float (&in)[P::M][P::NL], const float (&c)[P::AS], const Constants<P>& par, bool hold,
                                        int t) {
-  float x[P::E], write[P::M];
+  float x[P::E], write[P::M], kept[P::R];
+  load_vector<P, P::keeps>(kept, kq + P::at_g * P::Q, t);
 #pragma unroll
   for (int m = 0; m < P::M; m++) {
     const auto w = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
-    const float rest = cut_off(w.write), part = t == 0 ? w.write : rest;
-    write[m] = t < 2 ? part : 0.f;
+    if constexpr (P::seconds) {
+      const float mine = t < 2 ? w.write : w.second;
+      write[m] = t % 2 ? cut_off(mine) : mine;
+    } else {
+      const float rest = cut_off(w.write), part = t == 0 ? w.write : rest;
+      write[m] = t < 2 ? part : 0.f;
+    }
 #pragma unroll
-    for (int i = 0; i < P::R; i++) x[P::element(m, i)] = w.keep * S[P::element(m, i)];
+    for (int i = 0; i < P::R; i++) {
+      const int e = P::element(m, i);
+      x[e] = w.keep * (P::keeps ? kept[i] * S[e] : S[e]);
+    }
   }
   add_outer<P>(x, write, k);
 #pragma unroll
@@ -96,7 +112,7 @@ struct RecurLarge {
         par(par),
         S(S) {
     float k[P::R];
-    load_rows<P>(k, x.kq[0], t);
+    load_rows<P>(k, x.kq[0] + P::at_p * P::Q, t);
     step_inputs<P>(in, c, lines, x, 0);
     line_products<P, 1>(sum, S, k);
   }
@@ -111,7 +127,7 @@ struct RecurLarge {
   __device__ __forceinline__ void step(int s) {
     float both[P::R], now[P::M][P::NL], scalar[P::AS], r[P::M];
     Columns<P> k;
-    load_columns<P>(k, x.kq[s], g);
+    load_written<P>(k, x.kq[s], g, t);
     const bool fresh = begins<P, MayHold>(x, s);
 #pragma unroll
     for (int e = 0; e < P::E; e++) S[e] = fresh ? 0.f : S[e];
@@ -124,9 +140,10 @@ struct RecurLarge {
 #pragma unroll
     for (int i = 0; i < P::NS; i++) scalar[i] = c[i];
     step_inputs<P>(in, c, lines, x, min(s + 1, P::steps - 1));
-    update<P, MayHold>(S, r, k, now, scalar, par, MayHold && x.hold[s] != 0.f, t);
+    update<P, MayHold>(S, r, k, x.kq[s], now, scalar, par, MayHold && x.hold[s] != 0.f, t);
     give(s, r, true);
-    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : 2 * P::Q) + s * 2 * P::Q, t);  // even columns: next step's k; odd: this step's q
+    load_rows<P>(both, x.kq[0] + (g & 1 ? P::Q : (P::slots + P::at_p) * P::Q) + s * P::slots * P::Q,
+                 t);  // even columns: next step's p; odd: this step's q
     line_products<P, 1>(sum, S, both);
   }
 };

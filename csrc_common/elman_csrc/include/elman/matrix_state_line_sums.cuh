@@ -218,8 +218,22 @@ struct LineSums {
   static __device__ __forceinline__ int place(int i, int g) {  // place in a vector of row i of lane g / 2
     return i / P::VW * P::L * P::VW + (g >> 1) * P::VW + i % P::VW;
   }
+  // Words of each pair of columns: dk and dq, dg and dp, nothing and dl.
+  __device__ __forceinline__ void give_words(unsigned* to, int g, int t) const {
+    constexpr bool halves = kPairs<P> == 2;  // two lanes have the same columns: each gives one half of a tile
+    to += t % kPairs<P> * P::NP;
+    if (t % kPairs<P> >= P::words) return;
+#pragma unroll
+    for (int j = 0; j < pairs; j += halves ? 2 : 1) {
+      const bool upper = halves && t >= 2;
+      if (halves && j + 1 >= pairs && upper) break;
+      const float x = upper ? c[j / 2][2] : c[j / 2][j % 2 * 2], y = upper ? c[j / 2][3] : c[j / 2][j % 2 * 2 + 1];
+      to[place(2 * (j + upper) + (g & 1), g)] = pack_stored<P>(y, x);
+    }
+  }
   // The same as words (dk, dq): lane t gives those of one of two tiles (the second if t is odd).
   __device__ __forceinline__ void give(unsigned* to, int g, int t) const {
+    if constexpr (kPairs<P> > 1) return give_words(to, g, t);
 #pragma unroll
     for (int q = 0; q < tiles; q += 2) {
       const int second = q + 1 < tiles ? q + 1 : q;

@@ -51,11 +51,13 @@ struct Plan {
   static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
   static constexpr int at_p = reads ? 2 : 0, at_g = 2 + reads, at_l = at_g + keeps, slots = at_l + seconds;
   static constexpr int writes = seconds ? 2 : 1;  // outer products per step
+  static constexpr int words = seconds ? 3 : NX > 0 ? 2 : 1;  // for the gradients of a row of the vectors, two each
   static constexpr int KH = Opt::shared & kOfK ? 0 : N, QH = Opt::shared & kOfQ ? 0 : N;  // stride from head to head of k and q
   static ELMAN_HD constexpr int line_head(int l) { return of_line(Opt::shared, l) ? 0 : V; }
   // The tensor cores compute sums over a line and over lines: tf32 and bf16 operands are within the limits of 16-bit storage.
-  // For large heads, only those of plain cells.
-  static constexpr bool tensor = !std::is_same_v<Store, float> && (N <= 32 || (NX == 0 && !Cell::energy && !Cell::elementwise));
+  // For large heads, not those of energies and elementwise cells; further vectors need the room.
+  static constexpr bool tensor =
+      !std::is_same_v<Store, float> && (N <= 32 || (!Cell::energy && !Cell::elementwise && (NX == 0 || kMuchShared)));
   static constexpr bool helped = tensor;
   // If registers do not hold the states of a segment, the backward keeps them in shared memory, in the storage type, and its segments are shorter. They are
   // also shorter if the inputs of sixteen steps would not fit there.
@@ -69,7 +71,7 @@ struct Plan {
   static constexpr bool ahead = large && N <= 64 && !blocked;
   static_assert(!Options_::linear || !Cell::squashes, "the option linear_state is on, and the cell says `squashes`");
   // With sixteen steps at once, own warps have the retrieved values and compute every second state with one product (pass_on).
-  static constexpr int every = blocked || (ahead && Options_::linear) ? 2 : 1;  // segments between saved states
+  static constexpr int every = blocked || (ahead && Options_::linear && NX == 0) ? 2 : 1;  // segments between saved states
   static constexpr int interval = every * segment;  // steps between them
   static constexpr int steps = steps_;  // of a segment, whose inputs travel together: `segment` in the backward, 16 in the forward
   static constexpr bool looks_ahead = tensor && !(large && steps == segment);  // the next k is read with this q
@@ -105,7 +107,7 @@ struct Plan {
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // own warps of a block; 4 is a warpgroup
   // A blocked backward of N > 64 in bf16: with eight own warps, two blocks instead of four make a head's keys ready. Its helpers have few registers.
   static constexpr bool broad = blocked && !forward_ && N > 64 && NL == 1 && std::is_same_v<Store, bf16>;
-  static constexpr bool two_groups = large && kMuchShared && (!blocked || (NL == 1 && (N <= 64 || forward_ || broad)));
+  static constexpr bool two_groups = large && NX == 0 && kMuchShared && (!blocked || (NL == 1 && (N <= 64 || forward_ || broad)));
   static constexpr int most = two_groups ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;

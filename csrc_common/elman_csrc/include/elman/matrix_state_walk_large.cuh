@@ -105,14 +105,14 @@ __device__ __forceinline__ void replay(BackwardShared<P>& sm, int buf, int raw, 
     Columns<P> k;
     load<P::M>(r, rs + s * P::CB);
     step_inputs<P>(in, c, lines, x, s);
-    load_columns<P>(k, x.kq[s], at.cg);
+    load_written<P>(k, x.kq[s], at.cg, at.rg);
     if (waits && s % each == 0) signal<P, true>(at.team, s / each);
     keep_state<P>(sm.states, place_of<P>(buf, s), at, state);
     if (waits && s == P::steps - 1) break;
     if (begins<P, MayHold>(x, s))
 #pragma unroll
       for (int e = 0; e < P::E; e++) S[e] = 0;
-    update<P, MayHold>(S, r, k, in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
+    update<P, MayHold>(S, r, k, x.kq[s], in, c, par, MayHold && x.hold[s] != 0.f, at.rg);
     pack_state<P>(state, S);
   }
 }
@@ -184,9 +184,20 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       store_if(t == owner && g % 2 == 0, &scalars[i][s % P::steps][at.tw * 4 + g / 2], d);
     }
   };
+  // This lane's two columns of the sums over lines, of a state and of what is written.
+  const auto of_state = [&](float dy, float dr) {
+    if constexpr (P::NX == 0) return transposed(pack_stored<P>(dy, dr));
+    const int pair = t % kPairs<P>;
+    return transposed(pack_stored<P>(pair == 0 ? dy : pair == 1 && P::reads ? dr : 0.f, pair == 0 && !P::reads ? dr : 0.f));
+  };
+  const auto of_write = [&](const MatrixLine<float>& w) {
+    if constexpr (P::NX == 0) return transposed(pack_stored<P>(0.f, w.write));
+    const int pair = t % kPairs<P>;
+    return transposed(pack_stored<P>(P::seconds && pair == 2 ? w.second : 0.f, pair == 0 ? w.write : 0.f));
+  };
   load<M>(dy, dys + last * P::CB);
 #pragma unroll
-  for (int m = 0; m < M; m++) weights[m] = transposed(pack_stored<P>(dy[m], 0.f)), outer[m] = t == 0 ? dy[m] : 0.f;
+  for (int m = 0; m < M; m++) weights[m] = of_state(dy[m], 0.f), outer[m] = t == 0 ? dy[m] : 0.f;
   load_columns<P>(a, x.kq[last] + P::Q, g);
   add_outer<P>(dS, outer, a);
   y.clear();
@@ -194,7 +205,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
   const auto step = [&](int s) {
     const int before = s > 0 ? s - 1 : 0;
     const bool fresh = begins<P, MayHold>(x, s);
-    float in[M][P::NL], c[P::AS], r[M], dr[M], dwrite[M], dkeep[M] = {}, din[P::NL][M];
+    float in[M][P::NL], c[P::AS], r[M], dr[M], dwrite[M], dsecond[M] = {}, dkeep[M] = {}, din[P::NL][M];
     load<M>(dy, dys + before * P::CB);
 #pragma unroll
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f, dr[m] = 0;
@@ -202,7 +213,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
     for (int l = 0; l < P::NL; l++)
 #pragma unroll
       for (int m = 0; m < M; m++) din[l][m] = 0;
-    load_columns<P>(a, t == 0 ? x.kq[before] + P::Q : x.kq[s], g);
+    load_columns<P>(a, t == 0 ? x.kq[before] + P::Q : x.kq[s] + P::at_p * P::Q, g);
     give(s + 1);
     y.clear();
 #pragma unroll
@@ -215,7 +226,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
 #pragma unroll
       for (int m = 0; m < M; m++) {
         w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
-        weights[m] = transposed(pack_stored<P>(0.f, w[m].write));
+        weights[m] = of_write(w[m]);
       }
       if constexpr (P::Cell::squashes) {
 #pragma unroll
@@ -226,23 +237,42 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
       }
       {
         float k[R];
-        load_rows<P>(k, x.kq[s], t);
+        load_rows<P>(k, P::seconds && g % 2 ? x.kq[s] + P::at_l * P::Q : x.kq[s], t);  // odd columns: the second write's
         line_products<P, 2>(sum, dS, k);
       }
       Packed<P> packed;
       pack_state<P>(packed, dS);
       y.add(packed, weights);
       kept_state<P>(state, sm.states, place_of<P>(buf, s), at);
-      diagonal<P>(dkeep, packed, state, at.cg);
+      if constexpr (P::keeps) {
+        float kept[R], of_keep[E];
+        load_rows<P>(kept, x.kq[s] + P::at_g * P::Q, t);
 #pragma unroll
-      for (int m = 0; m < M; m++) dkeep[m] = at.rg == at.cg / 2 && !fresh ? dkeep[m] : 0.f;
+        for (int e = 0; e < E; e++) {
+          const int m = P::line_of(e);
+          of_keep[e] = fresh ? 0.f : dS[e] * unpacked<P>(state, e);
+          dkeep[m] = fmaf(kept[P::k_of(e)], of_keep[e], dkeep[m]);
+          dS[e] *= w[m].keep * kept[P::k_of(e)];
+        }
+        pack_state<P>(packed, of_keep);
+        unsigned kept_by[M];
 #pragma unroll
-      for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
+        for (int m = 0; m < M; m++) kept_by[m] = transposed(pack_stored<P>(0.f, t % kPairs<P> == 1 ? w[m].keep : 0.f));
+        y.add(packed, kept_by);
+      } else {
+        diagonal<P>(dkeep, packed, state, at.cg);
+#pragma unroll
+        for (int m = 0; m < M; m++) dkeep[m] = at.rg == at.cg / 2 && !fresh ? dkeep[m] : 0.f;
+#pragma unroll
+        for (int e = 0; e < E; e++) dS[e] *= w[P::line_of(e)].keep;
+      }
 #pragma unroll
       for (int m = 0; m < M; m++) {
         dwrite[m] = (sum[0][2 * m] + sum[1][2 * m]) * kUncut;
-        if (!P::Cell::scalar_keep) dkeep[m] = line_sum<4>(dkeep[m]);
-        const auto d = P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m]}, {r[m], in[m], c, par[m]});
+        if constexpr (P::seconds) dsecond[m] = (sum[0][2 * m + 1] + sum[1][2 * m + 1]) * kUncut;
+        if (!P::Cell::scalar_keep || P::keeps) dkeep[m] = line_sum<4>(dkeep[m]);
+        const auto d =
+            P::Cell::template line_backward<typename P::Math, float>({dkeep[m], dwrite[m], dsecond[m]}, {r[m], in[m], c, par[m]});
         dr[m] = fresh ? 0.f : d.r;
 #pragma unroll
         for (int i = 0; i < P::NS; i++) dscalar[i] += (i == 0 && P::Cell::scalar_keep) || t == 0 ? d.c[i] : 0.f;
@@ -260,7 +290,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
     if (P::ahead && (P::steps - s) % each == 0) signal<P, false>(at.team, (last - s) / each);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      weights[m] = transposed(pack_stored<P>(dy[m], dr[m]));
+      weights[m] = of_state(dy[m], dr[m]);
       const float rest = cut_off(dr[m]), part = t == 1 ? dr[m] : rest, any = t == 0 ? dy[m] : part;
       outer[m] = t < 3 ? any : 0.f;
     }
