@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from elman_core import Variant, hookimpl
 
 from .gdn import gdn_variant
+from .kda import gdn2_variant, kda_variant
 from .mamba2 import mamba2_variant
 from .rnn import gru_variant, lstm_variant
 from .transformer import transformer_variant
@@ -21,3 +22,5 @@ def elman_variants() -> Iterator[Variant]:
     yield transformer_variant()
     yield mamba2_variant()
     yield gdn_variant()
+    yield kda_variant()
+    yield gdn2_variant()

@@ -39,5 +39,6 @@ def mamba_decay_(
     """
     draw = torch.empty_like(a_log, dtype=compute_dtype(a_log))
     a_log.copy_(nn.init.uniform_(draw, a_min, a_max).clamp(min=torch.finfo(torch.float32).tiny).log())
+    draw = torch.empty_like(dt_bias, dtype=draw.dtype)
     steps = nn.init.uniform_(draw, math.log(dt[0]), math.log(dt[1])).exp().clamp(min=1e-4)
     dt_bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus

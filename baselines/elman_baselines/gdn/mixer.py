@@ -46,6 +46,7 @@ class GatedDeltaNet(Mixer):
     """
 
     fp32_params = ("A_log", "dt_bias")
+    a_min = 0.0
     config: GDNConfig
 
     def __init__(self, dim: int, config: GDNConfig, layer_idx: int = 0) -> None:
@@ -55,22 +56,27 @@ class GatedDeltaNet(Mixer):
         self.q_proj = nn.Linear(dim, self.keys, bias=False)
         self.k_proj = nn.Linear(dim, self.keys, bias=False)
         self.v_proj = nn.Linear(dim, self.values, bias=False)
-        self.g_proj = nn.Linear(dim, self.values, bias=False)
-        self.a_proj = nn.Linear(dim, self.heads, bias=False)
-        self.b_proj = nn.Linear(dim, self.heads, bias=False)
+        decays = self.make_gates(dim)
         self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
         self.k_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
         self.v_conv1d = CausalConv(self.values, config.d_conv, bias=False, dim=1, silu=True)
         self.A_log = nn.Parameter(torch.empty(self.heads))
-        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.dt_bias = nn.Parameter(torch.empty(decays))
         self.o_norm = RMSNorm(config.values)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
         self.reset_parameters()
 
+    def make_gates(self, dim: int) -> int:
+        """The maps of the output gate, the decay and β; returns the number of decays of a step."""
+        self.g_proj: nn.Module = nn.Linear(dim, self.values, bias=False)
+        self.a_proj = nn.Linear(dim, self.heads, bias=False)
+        self.b_proj = nn.Linear(dim, self.heads, bias=False)
+        return self.heads
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         init = self.config.init
-        for module in self.children():
+        for module in self.modules():
             if isinstance(module, RMSNorm):
                 module.reset_parameters()
             elif init != "linear" and isinstance(module, (nn.Linear, CausalConv)):
@@ -80,7 +86,9 @@ class GatedDeltaNet(Mixer):
             elif isinstance(module, nn.Linear):
                 bound = 1 / math.sqrt(module.in_features)
                 nn.init.uniform_(module.weight, -bound, bound)
-        mamba_decay_(self.A_log, self.dt_bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        mamba_decay_(self.A_log, self.dt_bias, a_min=self.a_min)
 
     def forward(
         self,
@@ -94,11 +102,7 @@ class GatedDeltaNet(Mixer):
             found = op.kernels(x_BTD, self.config.head_dim)
         maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
         *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        windows = [None] * 3 if state is None else state["conv"].split([c.weight.shape[0] for c in convs], -1)
-        done = [c(p, window, mask_BT, starts_BT) for c, p, window in zip(convs, qkv, windows, strict=True)]
-        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y, _ in done)
-        window = torch.cat([w for _, w in done], -1)
+        (q, k, v), window = self.convolved(qkv, state, mask_BT, starts_BT)
         raw = a_BTH, b_BTH
         start = None if state is None else state["S"]
         g_BTHV = g_BTC.unflatten(-1, (self.heads, -1))
@@ -116,6 +120,15 @@ class GatedDeltaNet(Mixer):
             o_BTHV, end = delta_rule_chunked(q, k, v, *self._rates(*raw, mask_BT), start, starts_BT)
             y_BTHV = (self.o_norm(o_BTHV) * F.silu(g_BTHV.to(o_BTHV.dtype))).to(g_BTHV.dtype)
         return linear(self.o_proj, y_BTHV.flatten(2)), {"conv": window, "S": end}
+
+    def convolved(
+        self, qkv: list[Tensor], state: State | None, mask_BT: Tensor | None, starts_BT: Tensor | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """silu(conv(q)), of k and of v, (B, T, H, ·) each, and the last inputs of the convolutions."""
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        windows = [None] * 3 if state is None else state["conv"].split([c.weight.shape[0] for c in convs], -1)
+        done = [c(p, window, mask_BT, starts_BT) for c, p, window in zip(convs, qkv, windows, strict=True)]
+        return [y.unflatten(-1, (self.heads, -1)) for y, _ in done], torch.cat([w for _, w in done], -1)
 
     def _rates(self, a_BTH: Tensor, b_BTH: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
         """log α and β, (B, T, H) in float32 or float64; 0 where the mask is False."""
