@@ -35,6 +35,7 @@ EACH |= {f"matrix {target} {i}": problems for target, some in MATRIX.items() for
 def test_every_declared_value_and_every_pair_of_words_is_drawn(problems: Problems) -> None:
     quick, full = problems.cases("quick"), problems.cases("full")
     assert set(map(str, quick)) < set(map(str, full)) == set(map(str, problems.cases("full")))
+    full += [case for name in "abcdef" for case in problems.cases("full", name)]  # of a family's kernels
     for letters, values in problems.values.items():
         wide = problems.wide if letters == problems.letters[-1] else 1
         drawn = {tuple(case.sizes[letter] for letter in letters) for case in full}

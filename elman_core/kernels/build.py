@@ -48,8 +48,7 @@ _CPU_FLAGS = (
     "-ffp-contract=fast",
 )  # fmt: skip
 _CUDA_FLAGS = (*_COMMON_FLAGS, "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-lineinfo")
-# -Og: compiling takes longer than running, and it is the quickest for both together. The compiler reports misaligned addresses
-# to a function of ours (emulated/alignment.h of elman_csrc).
+# -Og: the quickest for compiling and running together. Misaligned addresses are reported to emulated/alignment.h of elman_csrc.
 _EMULATED_FLAGS = (
     *_COMMON_FLAGS, "-xc++", "-Og", "-fPIC", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-D__CUDA_ARCH__=900",
     "-D__CUDA_ARCH_LIST__=900", "-fsanitize=alignment", "-fno-sanitize-recover=alignment",

@@ -204,8 +204,8 @@ class Problems:
     """The problems of a grid: "quick" has those with a name, in every dtype; "full" also the large ones and a sample.
 
     A sample draws every declared value of a size equally often, and each word in half of the cases; what else they combine with
-    is arbitrary, but the same every time. Of what modules are compiled for, each dtype of each kernel draws other values, so
-    that a grid is compiled soon, and the grids of a family together draw all.
+    is arbitrary, but the same every time. Modules compile slowly: of the kinds of cases that have one each, a kernel and dtype
+    has those of the problems with a name, and a few others of its own.
 
     Attributes:
         letters: of the sizes.
@@ -213,8 +213,7 @@ class Problems:
         values: the declared values of each size, by letter, or of several that depend on each other, by letters. words: those
             that a sample sets. count: cases of a sample, for each dtype.
         wide: in float32, the last size is so many times as large: of a few numbers, the relative error is a matter of luck.
-        compiled: the letters in `values` for which a module is compiled, one for calls with the word "packed" and one for calls
-            without. modules: as many of these as a full grid has in each dtype; those of problems with a name count.
+        compiled: letters of the sizes for which a module is compiled, beside "packed". modules: most kinds in a dtype.
     """
 
     letters: str
@@ -230,39 +229,31 @@ class Problems:
 
     def cases(self, grid: Grid, name: str = "") -> list[Case]:
         """All problems of a grid, each once. name: of the kernel."""
-        cases = []
-        for i, dtype in enumerate(self.dtypes):
-            sample = [] if grid == "quick" else [*self.large, *self._sample(zlib.crc32(name.encode()), i)]
-            cases += [self._case(*problem, dtype) for problem in (*self.named, *sample)]
-        return list({str(case): case for case in cases}.values())
+        problems = [*self.named, *(() if grid == "quick" else (*self.large, *self._sample()))]
+        every = ([self._case(*problem, dtype) for problem in problems] for dtype in self.dtypes)
+        return list({str(case): case for some in every for case in self._few(some, name)}.values())
 
     def kind(self, case: Case) -> tuple[Any, ...]:
         """What of a case its module is compiled for."""
         return case.dtype, *(case.sizes[letter] for letter in self.compiled), case.has("packed")
 
-    def _sample(self, name: int, dtype: int) -> Iterator[tuple[tuple[int, ...], str]]:
+    def _few(self, cases: list[Case], name: str) -> list[Case]:
+        kinds = list(dict.fromkeys(map(self.kind, cases)))
+        named = len({self.kind(case) for case in cases[: len(self.named) + len(self.large)]})
+        first = zlib.crc32(f"{name} {cases[0].dtype}".encode()) % max(1, len(kinds) - named)
+        kept = kinds[:named] + (2 * kinds[named:])[first : first + self.modules - named]
+        return [case for case in cases if self.kind(case) in kept]
+
+    def _sample(self) -> Iterator[tuple[tuple[int, ...], str]]:
         generator, count = random.Random(0), range(self.count)
 
         def column(values: Sequence[Any]) -> list[Any]:
             return generator.sample([values[i % len(values)] for i in count], self.count)
 
-        kinds = self._kinds(name, dtype) if self.compiled else [None]
-        columns = {letters: column(values) for letters, values in self.values.items()}
-        words = {word: column(("", word)) for word in self.words.split()}
-        for i, kind in enumerate(column(kinds)):
-            if kind is not None:
-                columns[self.compiled][i], words["packed"][i] = kind
-            sizes = [column[i] for column in columns.values()]
-            flat = (n for size in sizes for n in (size if isinstance(size, tuple) else (size,)))
-            yield tuple(flat), " ".join(word[i] for word in words.values())
-
-    def _kinds(self, name: int, dtype: int) -> list[tuple[Any, str]]:
-        """The values and words of the sample's modules: a stretch of all there are, behind that of the dtype before."""
-        named = {self.kind(self._case(*problem, self.dtypes[0])) for problem in (*self.named, *self.large)}
-        values = random.Random(1).sample(self.values[self.compiled], len(self.values[self.compiled]))
-        every = [(value, ("", "packed")[(i + turn) % 2]) for turn in range(2) for i, value in enumerate(values)]
-        count = self.modules - len(named)
-        return [every[(name + dtype * count + i) % len(every)] for i in range(count)]
+        sizes = [column([v if isinstance(v, tuple) else (v,) for v in values]) for values in self.values.values()]
+        words = [column(("", word)) for word in self.words.split()]
+        for i in count:
+            yield tuple(n for size in sizes for n in size[i]), " ".join(word[i] for word in words)
 
     def _case(self, sizes: tuple[int, ...], words: str, dtype: torch.dtype) -> Case:
         *others, last = sizes

@@ -5,9 +5,8 @@ apply, and the smaller decides:
 
 * 2 times (bf16: 3 times) the error of the PyTorch reference in the same storage dtype (with float32 state and accumulation;
   see `KernelSpec.rounded`), plus one eps of the dtype (float32: 4, which the order of a sum alone can cost);
-* on an architecture for which the plugin ships recorded errors (see verify_cache.py), twice the error recorded for that tensor.
-  A case on which the reference itself errs by more is worse conditioned than every recorded one (few numbers, a sum that
-  cancels): there the record says nothing, and the first limit alone decides.
+* on an architecture for which the plugin ships recorded errors (see verify_cache.py), twice the error recorded for that tensor,
+  unless the reference itself errs by more: such a case is worse conditioned than all that were recorded (a sum that cancels).
 
 In float64, where reference and truth are the same, the limit is 1e-12. A tensor that is zero in theory (its truth is 1e-12 of
 the others) is measured against them. At a kink, such as that of relu, rounding may choose the side: if elements of the truth

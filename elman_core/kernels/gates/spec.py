@@ -86,8 +86,7 @@ PROBLEMS: dict[Any, Problems] = {
         large=(((2048, 8, 256), ""),),
         values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
         words="masked strided bare packed",
-        compiled="d",
-        modules=12,  # of which some are compiled for a small batch and a large one
+        count=80, compiled="d", modules=10,  # some in two ways, for a small batch and a large one
     ),
     "cpu": Problems(
         "TBd",

@@ -129,15 +129,12 @@ def _ways(cell: MatrixCell) -> list[Way]:
 
 
 def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
-    """The problems of a grid, which go through the ways and both forms in turn, and those of some cells alone.
-
-    On a GPU, where modules take long to compile, problems of one kind go one way.
-    """
+    """The problems of a grid, in both forms and all ways in turn (on a GPU each kind in one way), and those of some cells."""
     ways, every, blocks = _ways(cell), (*cell.options, *cell.optional), target == "cuda" and cell.delta
     for problems in PROBLEMS[target]:
         kinds: dict[Any, int] = {}
-        some = replace(problems, modules=problems.modules - len(_AT_ONCE)) if blocks else problems
-        for i, each in enumerate(some.cases(grid, cell.name)):
+        some = replace(problems, modules=problems.modules - len(_AT_ONCE) * blocks).cases(grid, cell.name)
+        for i, each in enumerate(some):
             maps, on = ways[kinds.setdefault(problems.kind(each) if problems.compiled else i, len(kinds)) % len(ways)]
             fused = not cell.shared and (i + i // len(ways)) % 2 == 0
             special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
@@ -204,10 +201,8 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
                 ((2, 33, 2, 20, 7), "masked"), ((2, 50, 2, 64, 64), "packed"), ((2, 37, 3, 64, 64), "masked packed"),
                 ((1, 2049, 4, 16, 16), ""), ((4, 512, 8, 32, 32), ""),
             ),
-            large=(
-                ((1, 64, 1024, 16, 16), ""), ((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), ""),
-                ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), "masked packed"),
-            ),
+            large=(((1, 64, 1024, 16, 16), ""), ((1, 16385, 2, 16, 16), ""), ((64, 128, 83, 32, 32), ""),
+                   ((2, 35, 2, 8, 8), "bare"), ((2, 37, 3, 32, 32), "masked packed")),
             values={
                 "B": (1, 2, 3), "T": (1, 31, 33, 47, 101), "H": (2, 3, 4, 5),
                 "NV": (
@@ -216,8 +211,7 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
                 ),
             },
             words="masked strided bare packed",
-            count=81,
-            compiled="NV",
+            count=324, compiled="NV",
         ),
     ),
     "cpu": (
