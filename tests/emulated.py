@@ -15,7 +15,7 @@ from elman_core.kernels import build, toolchain
 from elman_core.kernels.build import Extension
 
 HERE = Path(__file__).parent
-LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden")
+LIBRARY = ("-fPIC", "-shared", "-fvisibility=hidden", "-fsanitize=alignment", "-fno-sanitize-recover=alignment")
 KEPT = build.cache_dirs()[0] / "emulated"  # before a test asks for a folder of its own
 RACES = HERE / "races.cpp"
 
