@@ -44,8 +44,8 @@ def dense(kind: str, spill: int, wide: int, dtype: torch.dtype, width: int, tied
     return Program("dense", replace(bare, name=name, defines=(*bare.defines, *defines)))
 
 
-def gates(cell: Cell, rows: int, dtype: torch.dtype, width: int) -> Program:
-    return Program("gates", gated.extension(cell, "cuda", dtype, width, rows))
+def gates(cell: Cell, rows: int, dtype: torch.dtype, width: int, heads: int = 1) -> Program:
+    return Program("gates", gated.extension(cell, "cuda", dtype, width, rows, heads=heads))
 
 
 def matrix(

@@ -113,7 +113,11 @@ def test_a_count_or_flag_that_differs_is_said_with_both_values(kind: type, decla
     ("kind", "declared", "said"),
     [
         (GatesKernel, {**GATES, "gates": 5, "kept": 4}, "a kernel takes 1 to 4 gates, not 5"),
-        (GatesKernel, {**GATES, "gates": 4, "kept": 4, "states": tuple("hcnm")}, "a kernel takes 1 to 2 states, not 4"),
+        (
+            GatesKernel,
+            {**GATES, "gates": 4, "kept": 4, "states": tuple("hcnmx")},
+            "a kernel takes 1 to 4 states, not 5",
+        ),
         (GatesKernel, {**GATES, "gates": 3, "kept": 4, "splits": True, "inner": min}, "leave out splits"),
         (ElementwiseKernel, {**DIAGONAL, "step": max, "streams": ()}, "a kernel takes 1 to 6 streams, not 0"),
         (MatrixKernel, {"header": LSTM, "reference": max, "lines": tuple("abcd")}, "0 to 3 lines beside v, not 4"),

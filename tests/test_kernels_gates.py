@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from elman_core.kernels import ElementwiseKernel
 from elman_core.kernels.gates.native import rows_of
 from elman_core.kernels.verify import failures, verify
-from elman_core.nn import gate
+from elman_core.nn import GatesMixer, WrapperConfig, gate
 from elman_core.registry import ConfigError, KernelError
 from elman_core.testing.kernel import need_host_compiler
 
@@ -127,6 +127,25 @@ def test_sizes_without_a_kernel_are_named(monkeypatch):
         assert not cell.supports(device, dtype, width)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not cell.supports(device, torch.bfloat16, 1024)
+
+
+def test_heads_of_a_mixer_see_their_own_h():
+    class TwoHeads(GatesMixer):
+        kernel, start, heads = rnn.lstm_gates, {1: 1.0}, 2
+
+    mixer = TwoHeads(8, WrapperConfig())
+    blocks = mixer.w_h.view(8, 4, 4)
+    torch.testing.assert_close(blocks @ blocks.mT, torch.eye(4).expand(8, 4, 4))
+    assert mixer.w_x.bias.view(2, 4, 4)[:, 1].eq(1).all()
+    x, zeros = torch.randn(1, 2, 8), {name: torch.zeros(1, 8) for name in "hc"}
+    (y, _), (other, _) = (
+        mixer.cell(x.transpose(0, 1), None, zeros | {"h": h}, None, None)
+        for h in (zeros["h"], torch.arange(8.0).gt(3)[None].float())
+    )
+    assert torch.equal(y[..., :4], other[..., :4])
+    assert (y[..., 4:] != other[..., 4:]).all()
+    with pytest.raises(ConfigError, match="heads=2 does not divide 7"):
+        TwoHeads(7, WrapperConfig())
 
 
 def test_what_cannot_be_is_refused():

@@ -10,7 +10,9 @@ from elman_core.testing.kernel import need_host_compiler
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 
 
-@pytest.mark.parametrize("kernel", [rnn.lstm_gates, rnn.gru_gates, rnn.gru_before_gates], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kernel", [rnn.lstm_gates, rnn.gru_gates, rnn.gru_before_gates, rnn.slstm_gates], ids=lambda k: k.name
+)
 def test_the_gpu_source_equals_the_reference_with_the_last_blocks_ahead(
     kernel: GatesKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ PROGRAMS = [
     gates(rnn.gru_gates.cell, 8, f16, 192),
     gates(rnn.lstm_gates.cell, 16, f16, 64),
     gates(rnn.gru_gates.cell, 16, bf16, 320),
+    gates(rnn.slstm_gates.cell, 8, bf16, 128, heads=2),
     *MISCOUNTED,
     matrix(16, 16, bf16, FUSED),
     matrix(16, 16, f16),

@@ -1,4 +1,4 @@
-"""GRU and LSTM as mixers: in_proj → recurrence → out_proj.
+"""GRU, LSTM and sLSTM as mixers: in_proj → recurrence → out_proj.
 
 The predecessor's GRU and LSTM differ in the backbone (LayerNorm with bias, residual in the model's dtype), which here is the
 ladder for every variant, and in the settings of the preset "predecessor": expansion 2, weights from N(0, 0.02), an output
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import Mixer, State, option
+from elman_core import ConfigError, Mixer, State, option
 from elman_core.kernels import GatesKernel
 from elman_core.nn import compute_dtype, linear, orthogonal_, spare_rows, time_major, with_spare
 
-from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates
+from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates, slstm, slstm_exp_gates, slstm_gates
 
 
 @dataclass(frozen=True)
@@ -42,43 +43,57 @@ class LSTMConfig(RNNConfig):
     forget_bias: float = option(1.0, "initial bias of the forget gate", ge=-10, le=10)
 
 
+@dataclass(frozen=True)
+class SLSTMConfig(RNNConfig):
+    heads: int = option(4, "heads of the recurrent product: a head's gates see the h of this head only", ge=1, le=256)
+    forget: Literal["sigmoid", "exp"] = option("sigmoid", "the forget gate")
+    norm: bool = option(True, "normalise the output of every head (LayerNorm with a weight)")
+
+
 def _inner(dim: int, config: RNNConfig) -> int:
     return max(1, int(dim * config.expansion))
 
 
 class RNNMixer(Mixer):
-    """The common part of GRU and LSTM. The parameters have the names, shapes and order of torch.nn.GRU and LSTM."""
+    """The common part. The parameters of GRU and LSTM have the names, shapes and order of torch.nn.GRU and LSTM."""
 
     gates: ClassVar[int]
+    two_biases: ClassVar[bool] = True
     kernel: ClassVar[GatesKernel]
     parts: ClassVar[tuple[str, ...]]
 
     def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
         super().__init__(dim, config, layer_idx)
-        d = self.inner = _inner(dim, config)
+        d, heads = _inner(dim, config), getattr(config, "heads", 1)
+        if d % heads:
+            raise ConfigError(f"heads={heads} does not divide {d}, the width of the state: set heads or expansion")
+        self.inner, self.columns = d, d // heads
         self.in_proj = nn.Linear(dim, d, bias=False) if config.in_proj else None
         self.weight_ih = nn.Parameter(torch.empty(self.gates * d, d if config.in_proj else dim))
-        self.weight_hh = nn.Parameter(torch.empty(self.gates * d, d))
+        self.weight_hh = nn.Parameter(torch.empty(self.gates * d, self.columns))
         self.bias_ih = nn.Parameter(torch.empty(self.gates * d))
-        two = getattr(config, "reset_after", True)
+        two = getattr(config, "reset_after", self.two_biases)
         self.bias_hh = nn.Parameter(torch.empty(self.gates * d)) if two else None
+        self.norm = nn.Parameter(torch.empty(d)) if getattr(config, "norm", False) else None
         self.out_proj = nn.Linear(d, dim, bias=False)
         self.reset_parameters()
 
     def stacked(self) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("weight_ih", "weight_hh"), (self.inner,) * self.gates)
+        return dict.fromkeys(("weight_ih", "weight_hh"), (self.columns,) * (len(self.weight_hh) // self.columns))
 
     def reset_parameters(self) -> None:
         """Each gate's recurrent block orthogonal (gain 1), biases zero; the other maps by `init`, drawn gate by gate."""
         draw = nn.init.xavier_uniform_ if self.config.init == "xavier" else (lambda w: nn.init.normal_(w, std=0.02))
         with torch.no_grad():
-            for w in (*self.weight_ih.chunk(self.gates), *([self.in_proj.weight] if self.in_proj else [])):
+            for w in (*self.weight_ih.split(self.columns), *([self.in_proj.weight] if self.in_proj else [])):
                 draw(w)
-            for w in self.weight_hh.chunk(self.gates):
+            for w in self.weight_hh.split(self.columns):
                 orthogonal_(w)
             for b in (self.bias_ih, self.bias_hh):
                 if b is not None:
                     nn.init.zeros_(b)
+            if self.norm is not None:
+                nn.init.ones_(self.norm)
             if self.config.zero_out_proj:
                 nn.init.zeros_(self.out_proj.weight)
             else:
@@ -146,3 +161,34 @@ class LSTMMixer(RNNMixer):
     def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
         y_TBd, h_Bd, c_Bd = lstm(x_TBI, self.weights, state["h"], state["c"], *flags_TB)
         return y_TBd, {"h": h_Bd, "c": c_Bd}
+
+
+class SLSTMMixer(RNNMixer):
+    """sLSTM. The rows of its weights are ordered by head, and in a head by gate (i f z o); norm (d) is the weight of `norm`."""
+
+    gates = 4
+    two_biases = False
+    parts = ("h", "c", "n", "m")
+
+    def reset_parameters(self) -> None:
+        """As for the GRU; the logits of f run from 5 to -7 over the channels of a head, so that memories have many lengths."""
+        super().reset_parameters()
+        with torch.no_grad():
+            logit = torch.linspace(5, -7, self.columns, device=self.bias_ih.device)
+            bias = logit if self.config.forget == "sigmoid" else F.logsigmoid(logit)
+            self.bias_ih.unflatten(0, (-1, self.gates, self.columns))[:, 1] = bias.to(self.bias_ih.dtype)
+
+    def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
+        y_TBd, *end = slstm(self._cell(), x_TBI, self.weights, [state[name] for name in self.parts], *flags_TB)
+        if self.norm is not None:
+            y_TBHc = F.layer_norm(y_TBd.unflatten(-1, (-1, self.columns)).to(self.norm.dtype), (self.columns,))
+            y_TBd = (y_TBHc.flatten(-2) * self.norm).to(y_TBd.dtype)
+        return y_TBd, dict(zip(self.parts, end, strict=True))
+
+    def backend(self) -> str:
+        device, kernel = self.weight_hh.device, self._cell()
+        supported = kernel.supports(device, torch.bfloat16, self.inner, self.config.heads)
+        return kernel.backend(device, self.inner) if supported else "torch"
+
+    def _cell(self) -> GatesKernel:
+        return slstm_gates if self.config.forget == "sigmoid" else slstm_exp_gates

@@ -1,4 +1,4 @@
-"""`gru` and `lstm`, with one signature for kernels, torch's fused recurrences (cuDNN on a GPU) and the reference.
+"""`gru`, `lstm` and `slstm`, with one signature for kernels, torch's fused recurrences (cuDNN on a GPU) and the reference.
 
 T time, B batch, I width of the input, d width of the state. On a GPU, kernels of our own (`elman_core.kernels.GatesKernel`) run
 what they support: 16 bits, more than one step. cuDNN runs the rest in the dtype of x, and everything with
@@ -8,8 +8,9 @@ are computed in float32. The states that go in and out stay float32 (or float64)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,12 +47,43 @@ def _gru_before_step(p: Gates, u: Gates, h: Tensor) -> Gates:
     return (shut * (p[2] + u[2]).tanh() + open_ * h,)
 
 
+def _slstm_step(p: Gates, u: Gates, _h: Tensor, c: Tensor, n: Tensor, m: Tensor, exponential: bool = False) -> Gates:
+    i, f, z, o = (a + b for a, b in zip(p, u, strict=True))
+    some = torch.where(n == 0, 1.0, n)
+    logit = torch.where(n == 0, -1000.0, (f if exponential else F.logsigmoid(f)) + m + some.log() - i)
+    past, now = gate(logit)
+    c = past * (c / some) + now * z.tanh()
+    return gate(o)[0] * c, c, torch.ones_like(n), i - F.logsigmoid(-logit)
+
+
+def _slstm_exp_step(p: Gates, u: Gates, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> Gates:
+    return _slstm_step(p, u, h, c, n, m, exponential=True)
+
+
+def _written(inputs: dict[str, Any], _options: Mapping[str, Any]) -> None:
+    n = inputs["n"]
+    inputs["n"] = torch.where(n > 0, n + 1, 0)
+
+
 lstm_gates = GatesKernel(
     "lstm", header=_HEADER, cell="elman::rnn::Lstm", step=_lstm_step, gates=4, kept=4, states=("h", "c")
 )
 gru_gates = GatesKernel("gru", header=_HEADER, cell="elman::rnn::Gru", step=_gru_step, gates=3, kept=4, splits=True)
 gru_before_gates = GatesKernel(
     "gru_before", header=_HEADER, cell="elman::rnn::GruBefore", step=_gru_before_step, inner=_reset, gates=3, kept=3
+)
+slstm_gates, slstm_exp_gates = (
+    GatesKernel(
+        name,
+        header=_HEADER,
+        cell=f"elman::rnn::{cell}",
+        step=step,
+        gates=4,
+        kept=kept,
+        states=tuple("hcnm"),
+        adjust=_written,
+    )
+    for name, cell, step, kept in (("slstm", "Slstm", _slstm_step, 4), ("slstm_exp", "SlstmExp", _slstm_exp_step, 3))
 )
 
 
@@ -90,6 +122,25 @@ def lstm(
         return y_TBd, h_Bd, c_Bd
     y_TBd, h_Bd, c_Bd = _fused(torch.lstm, x_TBI, weights, (h0_Bd, c0_Bd), mask_TB, starts_TB)
     return y_TBd, h_Bd, c_Bd
+
+
+def slstm(
+    kernel: GatesKernel,
+    x_TBI: Tensor,
+    weights: Weights,
+    states: Sequence[Tensor],
+    mask_TB: Tensor | None = None,
+    starts_TB: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """(y (T, B, d), and hT, cT, nT, mT, (B, d) each) of `slstm_gates` or `slstm_exp_gates`.
+
+    Args:
+        weights: w_ih (4 d, I), w_hh (4 d, d / heads) and b (4 d); rows head by head, in each i f z o.
+        states: h, c, n, m, (B, d) each, zeros at the start. c / n is the mean of what was written, and n exp(m) the sum of its
+            weights. A step takes any n, and leaves 1.
+    """
+    w_ih, w_hh, b = weights
+    return kernel(_linear(x_TBI, w_ih, b), w_hh, None, *states, mask=mask_TB, starts=starts_TB)
 
 
 def _has_kernel(kernel: GatesKernel, x_TBI: Tensor, weights: Weights, starts_TB: Tensor | None) -> bool:

@@ -10,7 +10,10 @@ using Cell = ELMAN_CELL;
 using Skeleton = elman::gates::cpu::Skeleton<Cell, elman::simd::Storage<ELMAN_DTYPE>>;
 
 const char* run(const GatesCall& c, bool back) {
-  return elman::simd::guarded([&] { back ? Skeleton{c}.backward() : Skeleton{c}.forward(); });
+  return elman::simd::guarded([&] {
+    for (std::int64_t head = 0; head < c.width / c.columns; head++)
+      back ? Skeleton{c, head}.backward() : Skeleton{c, head}.forward();
+  });
 }
 
 }  // namespace

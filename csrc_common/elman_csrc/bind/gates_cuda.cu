@@ -1,5 +1,6 @@
 // Gated cells on the GPU as one module: one cell, 16-bit storage type and width. Compiled with
-//   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
+//   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d of a head
+//   -DELMAN_HEADS=number of heads
 //   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together  -DELMAN_PACKED=0 | 1: whether calls have starts of documents
 // The interface is that of gates_call.h.
 #include <elman/gates_call.h>
@@ -14,6 +15,7 @@
 #ifndef ELMAN_DTYPE  // what is built where no shape is known yet
 #define ELMAN_DTYPE 2
 #define ELMAN_WIDTH 512
+#define ELMAN_HEADS 1
 #define ELMAN_TILES 1
 #define ELMAN_PACKED 0
 #endif
@@ -24,8 +26,9 @@ using Cell = ELMAN_CELL;
 using Elem = elman::Stored<ELMAN_DTYPE>;
 using elman::at;
 constexpr bool packed = ELMAN_PACKED;
-constexpr int d = ELMAN_WIDTH, N = ELMAN_TILES, S = Cell::staged ? 1 : 2, parts = d / elman::gates::kOwned;
+constexpr int d = ELMAN_WIDTH, heads = ELMAN_HEADS, N = ELMAN_TILES, S = Cell::staged ? 1 : 2, parts = d / elman::gates::kOwned;
 static_assert(d % (S * elman::gates::kOwned) == 0, "clusters share channels evenly");
+static_assert(heads == 1 || !Cell::staged, "a staged cell has no heads");
 
 const char* said(cudaError_t status, const char* what) {
   static thread_local char buffer[256];
@@ -39,7 +42,7 @@ template <bool masked, bool backward>
 struct Kernel {
   static constexpr auto chosen() {
     if constexpr (Cell::staged) return elman::gates::stages_kernel<Cell, Elem, d, N, masked, packed, backward>;
-    else return elman::gates::gates_kernel<Cell, Elem, d, S, N, masked, packed, backward>;
+    else return elman::gates::gates_kernel<Cell, Elem, d, heads, S, N, masked, packed, backward>;
   }
   static constexpr int shared_bytes() {
     if constexpr (Cell::staged) return elman::gates::Stages<Cell, Elem, d, N, backward>::bytes;
@@ -50,7 +53,7 @@ struct Kernel {
   cudaLaunchAttribute attributes[2];
 
   Kernel(int groups, cudaStream_t stream) {
-    config.gridDim = dim3(parts, groups), config.blockDim = elman::dense::kThreads, config.stream = stream;
+    config.gridDim = dim3(parts, groups, heads), config.blockDim = elman::dense::kThreads, config.stream = stream;
     config.dynamicSmemBytes = shared_bytes();
     config.attrs = attributes, config.numAttrs = backward ? 2 : 1;
     attributes[0].id = cudaLaunchAttributeCooperative, attributes[0].val.cooperative = 1;
@@ -65,11 +68,11 @@ struct Kernel {
     int fit = 0, device = 0, processors = 0;
     if (prepare() != cudaSuccess) return -1;
     config.attrs = attributes + 1, config.numAttrs = 1;  // of clusters alone
-    if (backward) return cudaOccupancyMaxActiveClusters(&fit, function, &config) == cudaSuccess ? fit * S / parts : -1;
+    if (backward) return cudaOccupancyMaxActiveClusters(&fit, function, &config) == cudaSuccess ? fit * S / (parts * heads) : -1;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, function, elman::dense::kThreads, config.dynamicSmemBytes) ||
         cudaGetDevice(&device) || cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
       return -1;
-    return fit * processors / parts;
+    return fit * processors / (parts * heads);
   }
 };
 
@@ -86,7 +89,7 @@ cudaError_t launch(elman::gates::GatesArgs<Elem> g, int groups, cudaStream_t str
 
 template <bool backward>
 const char* run(const GatesCall& call) {
-  if (call.width != d) return "this module was compiled for another width";
+  if (call.columns != d || call.width != heads * d) return "this module was compiled for another width or number of heads";
   if (packed != (call.starts != 0)) return "this module was compiled for calls with starts of documents, or for calls without";
   elman::gates::GatesArgs<Elem> g{};
   const CallView& main = backward ? call.gy : call.u;
@@ -94,14 +97,14 @@ const char* run(const GatesCall& call) {
   g.bias = at<const float>(call.b), g.mask = at<const unsigned char>(call.mask);
   g.starts = at<const unsigned char>(call.starts);
   g.h0 = at<const float>(backward ? call.g_last : call.h0), g.h1 = at<float>(backward ? call.dh0 : call.last);
-  if (Cell::memory) g.s0 = g.h0 + call.batch * d, g.s1 = g.h1 + call.batch * d;
+  if (Cell::memory) g.s0 = g.h0 + call.batch * call.width, g.s1 = g.h1 + call.batch * call.width;
   g.history = at<Elem>(call.history), g.kept = at<Elem>(call.kept), g.memory = at<Elem>(call.memory);
   g.y = at<Elem>(call.y), g.dp = at<Elem>(call.dp), g.du = at<Elem>(call.du);
   g.dbias = at<float>(call.dbias);
   g.T = static_cast<int>(call.steps), g.B = static_cast<int>(call.batch), g.rows = static_cast<int>(call.rows);
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
   const auto stream = at<CUstream_st>(call.stream);
-  const std::size_t plane = static_cast<std::size_t>(g.B) * d * (backward ? Cell::gates : 1);
+  const std::size_t plane = static_cast<std::size_t>(g.B) * heads * d * (backward ? Cell::gates : 1);
   const int filled = Cell::staged ? g.T : std::min(g.T, elman::dense::kFilled);  // with the sentinel
   Elem* const first = backward ? g.dp + (g.T - filled) * plane : g.history + plane;
   cudaError_t status = cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream);

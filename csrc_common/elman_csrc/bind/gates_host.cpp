@@ -8,8 +8,10 @@ namespace {
 using Cell = ELMAN_CELL;
 template <class T, bool back>
 const char* run(const GatesCall& call) {
-  const elman::GatesHost<Cell, T> host{call};
-  back ? host.backward() : host.forward();
+  for (std::int64_t head = 0; head < call.width / call.columns; ++head) {
+    const elman::GatesHost<Cell, T> host{call, head};
+    back ? host.backward() : host.forward();
+  }
   return nullptr;
 }
 }  // namespace

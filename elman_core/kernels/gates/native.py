@@ -1,7 +1,8 @@
 """Run gated cells in their compiled modules (`elman/gates_call.h` of `elman_csrc`), on a CPU and on a GPU.
 
-On a GPU, d / 16 blocks hold all of W; each holds 16 channels of every gate. As many groups of blocks as fit take up to 16 rows
-of the batch each, and larger batches take several launches. Storage is 16-bit, and sm_90 or newer is needed for the clusters.
+On a GPU, d / 16 blocks hold all of W; each holds 16 channels of every gate of a head. As many groups of blocks as fit take up
+to 16 rows of the batch each, and larger batches take several launches. Storage is 16-bit, and sm_90 or newer is needed for the
+clusters.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a 
 
 def extension(
     cell: GatesCell, target: Target, dtype: torch.dtype = torch.bfloat16, width: int = 512, rows: int = 8,
-    packed: bool = False,
+    packed: bool = False, heads: int = 1,
 ) -> Extension:  # fmt: skip
-    """What is compiled for a cell: one module for tests, one for each dtype of a CPU; for a GPU one for each dtype, width and 8
-    or 16 rows. packed: for calls with starts of documents.
+    """What is compiled for a cell: one module for tests, one for each dtype of a CPU; for a GPU one for each dtype, width,
+    number of heads and 8 or 16 rows. packed: for calls with starts of documents.
 
     Raises:
         KernelError: the sources are not installed, or no kernel has this dtype or width.
@@ -48,13 +49,15 @@ def extension(
         )
     if dtype not in DTYPES:
         raise KernelError(f"{cell.name}: kernels of gated cells store bfloat16 and float16, not {dtype}")
-    if width % STEP or width > WIDEST:
+    each = width // heads
+    if width % (STEP * heads) or each > WIDEST:
+        of = " a head" if heads > 1 else ""
         raise KernelError(
-            f"{cell.name}: its kernels take widths that are multiples of {STEP} up to {WIDEST}, not {width}"
+            f"{cell.name}: its kernels take widths{of} that are multiples of {STEP} up to {WIDEST}, not {width / heads:g}"
         )
     tiles = 1 if rows <= 8 else 2
-    name += f"_{width}_{tiles}" + "_packed" * packed
-    sizes: dict[str, Any] = {"DTYPE": dtype, "WIDTH": width, "TILES": tiles, "PACKED": int(packed)}
+    name += f"_{each}_{tiles}" + f"_h{heads}" * (heads > 1) + "_packed" * packed
+    sizes: dict[str, Any] = {"DTYPE": dtype, "WIDTH": each, "HEADS": heads, "TILES": tiles, "PACKED": int(packed)}
     return build.shipped(name, "gates_cuda.cu", cell.header, declared=declared, CELL=cell.type, **sizes)
 
 
@@ -63,7 +66,8 @@ def module_for(cell: GatesCell, target: Target, case: Case) -> Extension:
     width, batch = case.sizes["d"], case.sizes["B"]
     device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
     rows = rows_of(batch, max(1, device.processors // ceil(width / OWNED)))
-    return extension(cell, target, case.dtype, width, rows, target == "cuda" and case.has("packed"))
+    packed = target == "cuda" and case.has("packed")
+    return extension(cell, target, case.dtype, width, rows, packed, case.sizes.get("H", 1))
 
 
 @constant_when_compiled
@@ -79,7 +83,7 @@ def rows_of(batch: int, groups: int) -> int:
 
 @cache
 def settled(
-    cell: GatesCell, dtype: torch.dtype, batch: int, width: int, index: int | None, packed: bool
+    cell: GatesCell, dtype: torch.dtype, batch: int, width: int, index: int | None, packed: bool, heads: int = 1
 ) -> tuple[Any, int, int]:
     """The module for a problem on the current GPU, the rows of a group, and the number of groups that run together.
 
@@ -97,7 +101,7 @@ def settled(
     groups = found.processors // ceil(width / OWNED)
     while groups:
         rows = rows_of(batch, groups)
-        module = launch.opened(extension(cell, "cuda", dtype, width, rows, packed), FAMILY, index is None)
+        module = launch.opened(extension(cell, "cuda", dtype, width, rows, packed, heads), FAMILY, index is None)
         held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
@@ -111,11 +115,14 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
     Raises:
         KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
     """
-    main, width = given["u" if function == "forward" else "gy"], given["w"].shape[1]
+    main, (rows, columns) = given["u" if function == "forward" else "gy"], given["w"].shape
+    width = rows // cell.gates
     with launch.on(main):
         if values["backend"] == "cuda":
             packed = given.get("starts") is not None
-            module, rows, groups = settled(cell, main.dtype, main.shape[1], width, main.device.index, packed)
+            module, rows, groups = settled(
+                cell, main.dtype, main.shape[1], width, main.device.index, packed, width // columns
+            )
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
         elif values["backend"] == "cpu" or main.dtype in (torch.float32, torch.float64):

@@ -2,18 +2,20 @@
 
     p_t = W h_{t-1} + b,   (h_t, s_t) = step(p_t, u_t, h_{t-1}, s_{t-1}),   y_t = h_t
 
-p and u have k parts of d channels, the gates: a step has k products of the same h. A cell may have no s. The op is registered
-with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Four back ends compute it:
+p and u have k parts of d channels, the gates: a step has k products of the same h. s is up to three further states. With H
+heads, W is block-diagonal: each head is such a recurrence of d / H channels, whose gates lie behind those of the head before.
+The op is registered with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Four back ends
+compute it:
 
     torch   plain PyTorch with a hand-written backward (portable.py): every device
     cuda    one persistent launch of `elman_csrc` with the cell header, compiled at first use: NVIDIA GPUs, sm_90 and newer,
-            16-bit storage, d a multiple of 64 up to 1024
+            16-bit storage, d (with heads, d / H) a multiple of 64 up to 1024
     cpu     the same cell header in vectors and threads (gates_cpu.h), in float32 or bfloat16: in training, where that pays
     host    the same cell header in C++ loops, for tests: runs only if asked for by name
 
 "reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
 
-Shapes: T time, B batch, d width, G = k d.
+Shapes: T time, B batch, d width, G = k d, c = d / H.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_ste
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable
-from .spec import EMULATED, FAMILY, PROBLEMS, GatesCell
+from .spec import EMULATED, EMULATED_HEADS, FAMILY, HEADS, PROBLEMS, GatesCell
 
 _WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
 
@@ -49,8 +51,8 @@ class GatesKernel(Compiled):
             tuples of `gates` tensors, and the first state is h.
         gates: k. kept: how many numbers the C++ cell keeps for the backward. splits: whether its du differs from dp.
         inner: of a staged cell, `inner(p, u, h)` in PyTorch: what the last product is of, in place of h. It reads the first
-            k - 1 of p. Such a cell has no back end torch.
-        states: names of the states: h and at most one more.
+            k - 1 of p. Such a cell has no back end torch and no heads.
+        states: names of the states: h and at most three more.
         adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
         cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
     """
@@ -71,7 +73,7 @@ class GatesKernel(Compiled):
         adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
-        limit(name, states=(len(states), 1, 2), gates=(gates, 1, 4))
+        limit(name, states=(len(states), 1, 4), gates=(gates, 1, 4))
         if inner is not None and (splits or len(states) > 1):
             raise ConfigError(
                 f"{name}: a cell with `inner` has one state, and its du is dp: leave out splits and further states"
@@ -89,7 +91,7 @@ class GatesKernel(Compiled):
     def __call__(
         self,
         u_TBG: Tensor,
-        w_Gd: Tensor,
+        w_Gc: Tensor,
         b_G: Tensor | None,
         *states: Tensor,
         mask: Tensor | None = None,
@@ -100,7 +102,7 @@ class GatesKernel(Compiled):
 
         Args:
             u_TBG: everything that does not depend on the state; float32, bfloat16, float16 or float64; any strides.
-            w_Gd: W, gate below gate. b_G: the bias of the products, if any.
+            w_Gc: W, gate below gate; with heads, head below head. b_G: the bias of the products, if any.
             states: the states before the first step, (B, d) each.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
@@ -114,15 +116,16 @@ class GatesKernel(Compiled):
             KernelError: the named back end cannot run this call.
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
-        d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gd.shape[-1])
-        given = (u_TBG, w_Gd, b_G, *states, mask, starts)
-        check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d})
+        d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gc.shape[-1])
+        heads = max(1, d // w_Gc.shape[-1]) if self.cell.inner is None else 1
+        given = (u_TBG, w_Gc, b_G, *states, mask, starts)
+        check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d, "c": d // heads})
         rows, spare = u_TBG.shape[1], spare_rows(u_TBG.shape[1], u_TBG) if backend == "auto" else 0
         if spare:
             u_TBG, mask, starts = with_spare(spare, 1, u_TBG, mask, starts)
-            given = (u_TBG, w_Gd, b_G, *with_spare(spare, 0, *states), mask, starts)
+            given = (u_TBG, w_Gc, b_G, *with_spare(spare, 0, *states), mask, starts)
         cpu = trains(u_TBG, len(u_TBG), d)
-        problem = lambda: (FEW, int(d), False) if cpu else (int(u_TBG.shape[1]), int(d), starts is not None)  # noqa: E731
+        problem = lambda: _problem(u_TBG, d, starts is not None, heads, cpu)  # noqa: E731
         backend = choose(
             self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", cpu=cpu
         )
@@ -130,56 +133,63 @@ class GatesKernel(Compiled):
         return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
     @staticmethod
-    def supports(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-        """Whether there are kernels for this device, dtype and width."""
+    def supports(device: torch.device, dtype: torch.dtype, width: int, heads: int = 1) -> bool:
+        """Whether there are kernels for this device, dtype, width and number of heads."""
         if device.type == "cpu":
             return dtype in CPU_DTYPES
-        sizes = dtype in native.DTYPES and width % native.STEP == 0 and width <= native.WIDEST
+        sizes = dtype in native.DTYPES and width % (native.STEP * heads) == 0 and width <= native.WIDEST * heads
         return sizes and (device.type == "meta" or (device.type == "cuda" and native.is_capable(device.index)))
 
-    def takes(self, like: Tensor, width: int, packed: bool = False) -> bool:
+    def takes(self, like: Tensor, width: int, packed: bool = False, heads: int = 1) -> bool:
         """Whether a kernel runs rows of `like` (T, B, …) at this width; packed: with starts of documents. Compiles and verifies
         it at the first use of a size."""
-        if trains(like, len(like), width):
-            return runs(self.name, like, FEW, int(width), False, cpu=True)
-        # Sizes become numbers: a compiled function is compiled again for another batch or width.
-        return launches(like) and runs(self.name, like, int(like.shape[1]), int(width), packed)
+        cpu = trains(like, len(like), width)
+        return (cpu or launches(like)) and runs(self.name, like, *_problem(like, width, packed, heads, cpu), cpu=cpu)
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
+        problems = [PROBLEMS] if self.cell.inner is not None else [PROBLEMS, HEADS]
         return self._operator.spec(
             lambda *inputs, backend: self(*inputs[:-2], mask=inputs[-2], starts=inputs[-1], backend=backend),
             PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
+            cases=lambda target, grid: [case for each in problems for case in each[target].cases(grid)],
             extension=lambda target: native.extension(self.cell, target),
             module=lambda target, case: native.module_for(self.cell, target, case),
             builds=self._builds,
             portable=("torch",) if self.cell.inner is None else (),
-            emulated=EMULATED,
+            emulated=EMULATED if self.cell.inner is not None else EMULATED + EMULATED_HEADS,
             after=check_errors,
         )
 
     def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
-        return in_words(self.name, device, plain, lambda _rows, d, _packed: d == width)
+        return in_words(self.name, device, plain, lambda _rows, d, *_: d == width)
 
-    def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False) -> str:
-        _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device(), packed)
+    def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False, heads: int = 1) -> str:
+        _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device(), packed, heads)
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
     def builds(
-        self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool = False
+        self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool = False, heads: int = 1
     ) -> Sequence[Extension]:
-        return self._builds("cuda", arch, [width], [dtype], packed)
+        return self._builds("cuda", arch, [width], [dtype], packed, heads)
 
     def _builds(
-        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False
-    ) -> list[Extension]:
+        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False,
+        heads: int = 1,
+    ) -> list[Extension]:  # fmt: skip
         if target != "cuda":
             return [native.extension(self.cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
         sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
-        return [native.extension(self.cell, target, *size, packed) for size in sizes]
+        return [native.extension(self.cell, target, *size, packed, heads) for size in sizes]
 
-    def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False) -> Sequence[Case]:
-        words = {"packed": True} if packed else {}
-        return [Case.of("TBd", (first_steps(rows, width), rows, width), dtype, **words)]
+    def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False, heads: int = 1) -> Sequence[Case]:
+        words, steps = {"packed": True} if packed else {}, first_steps(rows, width)
+        return [Case.of("TBHd" if heads > 1 else "TBd", (steps, rows, *[heads] * (heads > 1), width), dtype, **words)]
+
+
+def _problem(like: Tensor, width: int, packed: bool, heads: int, cpu: bool) -> tuple[Any, ...]:
+    """What is settled and verified once. Sizes become numbers: a compiled function is compiled again for another batch."""
+    rows, packed = (FEW, False) if cpu else (int(like.shape[1]), packed)
+    return rows, int(width), packed, *[int(heads)] * (heads > 1)

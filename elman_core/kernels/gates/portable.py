@@ -7,7 +7,8 @@ of the step. The loop of the backward contains one product a step:
 
     dp_t = Σ_i D_i r_i,   r_j <- Σ_i S_ij r_i  (+ W^T dp_t + dL/dy_{t-1} for h),   r_i: the gradient that arrives at state i
 
-Shapes: T time, B batch, d width, k gates, S states. Computes in float32 (float64 for float64).
+Shapes: T time, B batch, d width, k gates, G = k d, S states, c columns of W. With H heads, c = d / H, and p, u and W have all
+gates of a head beside each other. Computes in float32 (float64 for float64).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.dense.portable import product
+from elman_core.kernels.dense.portable import block_product, weight_gradient
 from elman_core.kernels.elementwise import portable as elementwise
 from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import recording, results, without_autocast
@@ -29,31 +30,43 @@ Step = Callable[..., tuple[Tensor, ...]]
 """`step(p, u, *states) -> new states`: p, u are tuples of k tensors; any number of leading dimensions. h is the first state."""
 
 
+def by_heads(w_Gc: Tensor, width: int) -> Tensor:
+    """W as the blocks of the heads, (H, k c, c); with one head as it is."""
+    return w_Gc if w_Gc.shape[1] == width else w_Gc.unflatten(0, (width // w_Gc.shape[1], -1))
+
+
+def each_gate(x: Tensor, gates: int, columns: int) -> tuple[Tensor, ...]:
+    """x (…, G) of every gate, k of (…, d)."""
+    return tuple(part.flatten(-2) for part in x.unflatten(-1, (-1, gates, columns)).unbind(-2))
+
+
 def forward(
     step: Step,
     u_TBG: Tensor,
-    w_Gd: Tensor,
+    w_Gc: Tensor,
     b_G: Tensor | None,
     states_SBd: Tensor,
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
     inner: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """(y (T, B, d), last states (S, B, d), the states before every step, p of every step), G = k d; autograd differentiates it.
+    """(y (T, B, d), last states (S, B, d), the states before every step, p of every step); autograd differentiates it.
 
     mask_TB: where False the states are held and y is 0. starts_TB: where True a step begins from 0.
     inner: of a staged cell, see `GatesKernel`.
     """
-    gates = len(w_Gd) // w_Gd.shape[1]
+    width, columns = states_SBd.shape[-1], w_Gc.shape[1]
+    gates, blocks = len(w_Gc) // width, by_heads(w_Gc, width)
     products: list[Tensor] = []
 
     def with_product(h_Bd: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         *memory, u_BG = others
-        p_BG = h_Bd @ w_Gd.T if b_G is None else torch.addmm(b_G, h_Bd, w_Gd.T)
-        p, u = p_BG.chunk(gates, -1), u_BG.chunk(gates, -1)
+        p_BG = block_product(h_Bd, blocks)
+        p_BG = p_BG if b_G is None else p_BG + b_G
+        p, u = (each_gate(x, gates, columns) for x in (p_BG, u_BG))
         if inner is not None:
             bias = None if b_G is None else b_G.chunk(gates)[-1]
-            p = (*p[:-1], F.linear(inner(p, u, h_Bd), w_Gd.chunk(gates)[-1], bias))
+            p = (*p[:-1], F.linear(inner(p, u, h_Bd), w_Gc.chunk(gates)[-1], bias))
         products.append(p_BG)
         new = results(step, step(p, u, h_Bd, *memory), 1 + len(memory), "the new states")
         return *new, new[0]
@@ -66,28 +79,34 @@ def backward(
     gy_TBd: Tensor,
     g_last_SBd: Tensor,
     u_TBG: Tensor,
-    w_Gd: Tensor,
+    w_Gc: Tensor,
     before_TSBd: Tensor,
     p_TBG: Tensor,
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of u and p (T, B, k d), and of the first states (S, B, d)."""
-    gates = len(w_Gd) // w_Gd.shape[1]
+    width, columns = g_last_SBd.shape[-1], w_Gc.shape[1]
+    gates, blocks = len(w_Gc) // width, by_heads(w_Gc, width)
     with recording():
         states = [h.detach().requires_grad_() for h in before_TSBd.unbind(1)]
         p, u = p_TBG.detach().requires_grad_(), u_TBG.detach().requires_grad_()
-        new = step(p.chunk(gates, -1), u.chunk(gates, -1), *states)
-    slopes = [  # of every new state: with respect to u, p and the old states
+        new = step(each_gate(p, gates, columns), each_gate(u, gates, columns), *states)
+    slopes = [  # of every new state that is no constant: with respect to u, p and the old states
         torch.autograd.grad([h], [u, p, *states], [torch.ones_like(h)], retain_graph=True, materialize_grads=True)
+        if h.requires_grad
+        else None
         for h in new
     ]
     r = list(g_last_SBd.unbind(0))
     du, dp = torch.zeros_like(p_TBG), torch.zeros_like(p_TBG)
     for t in range(len(gy_TBd) - 1, -1, -1):
         earlier = [torch.zeros_like(g) for g in r]
-        for g, (of_u, of_p, *of_states) in zip([r[0] + gy_TBd[t], *r[1:]], slopes, strict=True):
-            wide = g.repeat(1, gates)
+        for g, each in zip([r[0] + gy_TBd[t], *r[1:]], slopes, strict=True):
+            if each is None:
+                continue
+            of_u, of_p, *of_states = each
+            wide = g.unflatten(-1, (-1, 1, columns)).expand(-1, -1, gates, -1).flatten(1)
             du[t].addcmul_(wide, of_u[t])
             dp[t].addcmul_(wide, of_p[t])
             for before, slope in zip(earlier, of_states, strict=True):
@@ -97,7 +116,7 @@ def backward(
             for x in (du, dp):
                 x[t].masked_fill_(~keep, 0.0)
             earlier = [torch.where(keep, new_r, old) for new_r, old in zip(earlier, r, strict=True)]
-        earlier[0] = torch.addmm(earlier[0], dp[t], w_Gd)
+        earlier[0] = earlier[0] + block_product(dp[t], blocks.mT)
         if starts_TB is not None:  # nothing flows back past the start of a document
             earlier = [torch.where(starts_TB[t, :, None], 0.0, g) for g in earlier]
         r = earlier
@@ -111,15 +130,22 @@ def _forward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
         y, last, before, products = forward(
             cell.reference, u.to(h0.dtype), w.to(h0.dtype), b, h0, values["mask"], values["starts"], cell.inner
         )
-    states = [torch.stack(each) for each in zip(*before, last, strict=True)] if values["keep"] else []
-    *kept, _ = (*states, *[h0.new_empty(0, *h0.shape[1:])] * 3)[:3]
-    return y.to(u.dtype), last, *kept, torch.stack(products) if values["keep"] else h0.new_empty(*u.shape[:2], 0)
+    h, *others = [torch.stack(each) for each in zip(*before, last, strict=True)] if values["keep"] else [h0[:0, 0]]
+    none = h0.new_empty(0, h0.shape[1], max(1, len(h0) - 1) * h0.shape[2])
+    return (
+        y.to(u.dtype),
+        last,
+        h,
+        torch.cat(others, -1) if others else none,
+        torch.stack(products) if values["keep"] else h0.new_empty(*u.shape[:2], 0),
+    )
 
 
 def _backward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
     """The results of the operator's backward."""
     gy, u, w, p = (values[name].to(values["kept"].dtype) for name in ("gy", "u", "w", "kept"))
-    before = torch.stack([values[name][:-1] for name in ("history", "memory")[: len(cell.states)]], 1)
+    others = values["memory"][:-1].chunk(len(cell.states) - 1, -1) if len(cell.states) > 1 else ()
+    before = torch.stack([values["history"][:-1], *others], 1)
     du, dp, dh0 = backward(cell.reference, gy, values["g_last"], u, w, before, p, values["mask"], values["starts"])
     return du, dp, dp.sum(0), dh0
 
@@ -130,10 +156,12 @@ PLAIN = (_forward, _backward)
 def gradients(cell: GatesCell, values: Values) -> Values:
     """The gradients of the inputs, from the results of a backward; that of W is one product over all steps."""
     du, dp, w, needs = values["du"], values["dp"], values["w"], values["needs"]
-    width = w.shape[1]
+    width = len(w) // cell.gates
 
     def of_rows(dp: Tensor, multiplied: Tensor) -> Tensor:
-        return product(dp.flatten(0, 1).t(), multiplied[:-1].flatten(0, 1), w.dtype)
+        return weight_gradient(dp.flatten(0, 1), multiplied[:-1].flatten(0, 1), by_heads(w, width)).reshape(
+            -1, w.shape[1]
+        )
 
     dw = None
     if needs["w"] and cell.inner is None:

@@ -1,6 +1,6 @@
 """A gated cell, the tensors of its family, and the problems on which its kernels are verified.
 
-T time, B batch, d width, G = k d, S states, U = T + 1.
+T time, B batch, d width, H heads, c = d / H, G = k d, S states.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ class GatesCell(Cell):
 
 
 def _derive(cell: GatesCell, sizes: Values, values: Values) -> None:
-    """H, M: of how many steps h and the second state (or `inner`) are kept. K: numbers kept of a step; "torch" keeps p.
-
-    P: G if du is not dp.
+    """U, M: of how many steps h and the other states (or `inner`) are kept, N: numbers of these in a step. K: numbers kept of a
+    step; "torch" keeps p. P: G if du is not dp.
     """
     steps, width, plain, keep = sizes["T"], sizes["d"], values["backend"] == "torch", values.get("keep", True)
     whole = sizes["G"] = cell.gates * width
-    sizes["H"] = steps + 1 if keep or not plain else 0  # the blocks of a GPU exchange the state through it
+    sizes["U"] = steps + 1 if keep or not plain else 0  # the blocks of a GPU exchange the state through it
     sizes["M"] = steps + 1 if cell.inner is not None or (keep and len(cell.states) > 1) else 0
+    sizes["N"] = max(1, len(cell.states) - 1) * width
+    sizes.setdefault("c", width // sizes.get("H", 1))
     sizes["K"] = 0 if not keep else whole if plain else cell.kept * width
     sizes["P"] = whole if cell.splits or plain else 0
 
 
 FAMILY = Family(
     "gates",
-    sizes={"T": "steps", "B": "batch", "d": "width"},
+    sizes={"T": "steps", "B": "batch", "d": "width", "c": "columns"},
     functions={"forward": "u w h0 y last history", "backward": "gy w history kept g_last dp dbias dh0"},
     inputs=(
         Row("u", "TBG", strides="TB", read="torch"),
-        Row("w", "Gd", takes="stored", read=True, draw=lambda w: w * (0.45 / w.shape[1] ** 0.5)),
+        Row("w", "Gc", takes="stored", read=True, draw=lambda w: w * (0.45 / w.shape[1] ** 0.5)),
         Row("b", "G", "compute", optional=True, draw=lambda b: 0.3 * b),
         Row("h0", "SBd", "compute", names="states", stacked=True, draw=lambda h: 0.5 * h),
         *flags("TB"),
     ),
     outputs=(Row("y", "TBd"), Row("last", "SBd", "compute")),
     arriving=(Row("gy", "TBd", strides="TB"), Row("g_last", "SBd", "compute")),
-    kept=(Row("history", "HBd", "kept"), Row("memory", "MBd", "kept"), Row("kept", "TBK", "kept")),
+    kept=(Row("history", "UBd", "kept"), Row("memory", "MBN", "kept"), Row("kept", "TBK", "kept")),
     gradients=(
         Row("du", "TBP", "kept"), Row("dp", "TBG", "kept"), Row("dbias", "BG", "compute"), Row("dh0", "SBd", "compute"),
     ),
@@ -100,7 +101,28 @@ PROBLEMS: dict[Any, Problems] = {
         count=20,
     ),
 }  # fmt: skip
+HEADS: dict[Any, Problems] = {
+    "host": Problems(
+        "TBHd",
+        (torch.float64,),
+        named=(((7, 3, 2, 6), "masked packed"), ((5, 2, 3, 6), "strided")),
+        large=(),
+        values={},
+        count=0,
+    ),
+    "cuda": Problems(
+        "TBHd",
+        (torch.bfloat16, torch.float16),
+        named=(((17, 19, 2, 128), "masked packed"), ((33, 5, 4, 768), "strided")),
+        large=(),
+        values={"T": (1, 40), "B": (3, 70), "Hd": ((2, 256), (4, 512), (4, 1024), (8, 1024), (2, 2048))},
+        words="masked strided bare packed",
+        count=10,
+    ),
+    "cpu": Problems("TBHd", CPU_DTYPES, named=(((18, 7, 3, 111), "masked packed"),), large=(), values={}, count=0),
+}  # fmt: skip
 EMULATED = (
     Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True, packed=True),
     Case.of("TBd", (3, 11, 64), torch.bfloat16),
 )
+EMULATED_HEADS = (Case.of("TBHd", (4, 3, 2, 128), torch.bfloat16, masked=True, packed=True),)

@@ -1,4 +1,4 @@
-// LSTM and GRU as in torch.nn and cuDNN. Gates of an LSTM in the order i f g o, of a GRU r z n.
+// LSTM and GRU as in torch.nn and cuDNN, sLSTM as in its paper. Gates of an LSTM in the order i f g o, of a GRU r z n, of an sLSTM i f z o.
 #pragma once
 
 #include <elman/gates_cell.h>
@@ -76,5 +76,44 @@ struct GruBefore {
     return {{gi * h * r.open * r.shut, T(0), T(0)}, {}, gi * r.open, T(0)};
   }
 };
+
+// sLSTM: c / n is a mean of all tanh(z~) with the weights exp(i~) f .. f, and h = sigmoid(o~) c / n. n exp(m) is the sum of the weights. Of the pairs
+// of n and m with the same n exp(m), which h does not distinguish, a step takes any and leaves the one with n = 1: its m exceeds the paper's
+// maximum by log(steps) at most, and has no kink. With g, the share of the past:
+//
+//   g = sigmoid(log f + m' + log n' - i~), or 0 if n' = 0;   c = g c' / n' + (1 - g) tanh(z~), n = 1, m = log(f n' exp(m') + exp(i~))
+//
+// f is the sigmoid of f~, or exp(f~). Kept: the logit of g, z~, o~, and f~ for the sigmoid.
+template <bool exponential>
+struct SlstmOf {
+  static constexpr int gates = 4, kept = exponential ? 3 : 4, memory = 3;
+  static constexpr bool splits = false, staged = false;
+
+  template <class Math, class T>
+  static ELMAN_HD GatesState<T, 3> forward(const T* p, const T* u, T, GatesMemory<T, 3> s, T* kept) {
+    const T i = p[0] + u[0], f = p[1] + u[1], n = s[1] == T(0) ? T(1) : s[1];
+    T log_f = f;
+    if constexpr (!exponential) log_f = log_sigmoid<Math>(f), kept[3] = f;
+    kept[0] = s[1] == T(0) ? T(-1000) : log_f + (s[2] + Math::log(n)) - i, kept[1] = p[2] + u[2], kept[2] = p[3] + u[3];
+    const Gate<T> g = Math::gate(kept[0]);
+    const T c = g.open * (s[0] / n) + g.shut * Math::tanh(kept[1]);
+    return {Math::gate(kept[2]).open * c, {c, T(1), i - log_sigmoid<Math>(-kept[0])}};
+  }
+  template <class Math, class T>
+  static ELMAN_HD GatesGrad<T, 4, 3> backward(T gh, GatesMemory<T, 3> gs, const T* kept, T, GatesMemory<T, 3> s,
+                                              GatesMemory<T, 3> s_new) {
+    const Gate<T> g = Math::gate(kept[0]), o = Math::gate(kept[2]);
+    const T once = T(1) / (s[1] == T(0) ? T(1) : s[1]), past = s[0] * once, z = Math::tanh(kept[1]);
+    const T gc = gs[0] + gh * o.open, share = gc * (past - z) * g.open * g.shut, dm = share + gs[2] * g.open;
+    T df = dm;
+    if constexpr (!exponential) df = dm * Math::gate(kept[3]).shut;
+    return {{gs[2] * g.shut - share, df, gc * g.shut * (T(1) - z * z), gh * s_new[0] * o.open * o.shut},
+            {},
+            T(0),
+            {gc * g.open * once, (dm - gc * g.open * past) * once, dm}};
+  }
+};
+using Slstm = SlstmOf<false>;
+using SlstmExp = SlstmOf<true>;
 
 }  // namespace elman::rnn

@@ -12,6 +12,8 @@
 // The state (dp in the backward) is exchanged through L2 as in dense.cuh: its tensor holds a sentinel NaN some steps ahead, and readers
 // poll until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
 //
+// H heads are recurrences of d channels each that exchange nothing with one another: the third dimension of the grid.
+//
 // packed: documents start inside rows. The word before such a step is 0 instead of h, so the product there, and what the history gives to the
 // backward and to the gradient of W, need no test. Going back, what arrives before the step is dropped.
 #pragma once
@@ -27,13 +29,14 @@ constexpr int kOwned = 16;  // channels of a block
 
 template <class Elem>
 struct GatesArgs {
-  const Elem *w, *main;  // [k d,d]; u [T,B,k d], or gy [T,B,d]
+  const Elem *w, *main;  // [H k d,d]; u [T,B,H k d], or gy [T,B,H d]; below, without heads
   long long main_t, main_b;  // its strides
-  const float *bias, *h0, *s0;  // [k d] or null, [B,d], [B,d]: the states before the first step, or the gradients of the last
+  const float *bias, *h0,
+      *s0;  // [k d] or null, [B,d], [memory,B,d]: the states before the first step, or the gradients of the last
   const unsigned char* mask;
-  Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,B,d]; the last two are null if no backward follows
+  Elem *history, *kept, *memory;  // [T+1,B,d], [T,B,kept d], [T+1,memory,B,d]; the last two are null if no backward follows
   Elem *y, *dp, *du;  // [T,B,d]; [T,B,k d]
-  float *h1, *s1;  // [B,d]: the last states, or the gradients of the first
+  float *h1, *s1;  // [B,d], [memory,B,d]: the last states, or the gradients of the first
   float* dbias;  // [B,k d]: the sums of dp over time
   int T, B, rows, first_tile;
   int* error;
@@ -90,25 +93,28 @@ __device__ __forceinline__ void store(Elem* p, float x) {
   __stcs(reinterpret_cast<unsigned short*>(p), static_cast<unsigned short>(Storage<Elem>::pack(two)));
 }
 
-template <class Cell, class Elem, int d, int S, int N, bool masked, bool packed, bool backward>
+template <class Cell, class Elem, int d, int H, int S, int N, bool masked, bool packed, bool backward>
 __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constant__ GatesArgs<Elem> g) {
   using L = Layout<Cell, Elem, d, S, N, backward>;
   using P = typename L::Product;
   using Math = typename Storage<Elem>::Math;
-  constexpr int k = Cell::gates, KC = L::KC, KW = L::KW, D = backward ? k * d : d;  // D: width of the exchanged row
-  constexpr int kept = Cell::kept;
+  constexpr int k = Cell::gates, KC = L::KC, KW = L::KW;
+  constexpr int all = H * d, D = backward ? k * all : all;  // channels of a row of h, numbers of the exchanged row
+  constexpr int kept = Cell::kept, m = Cell::memory, m1 = kGatesMemory<Cell>;
+  using Memory = GatesMemory<float, m1>;
   char* const shared = ptx::dynamic_shared();
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % S;
   const int row0 = (g.first_tile + blockIdx.y) * g.rows, rows = min(g.rows, g.B - row0);
   const unsigned shared_base = ptx::shared_address(shared);
-  Elem* const exchange = backward ? g.dp : g.history;
+  const int head = H > 1 ? blockIdx.z : 0;
+  Elem* const exchange = (backward ? g.dp : g.history) + head * (backward ? k * d : d);
   SpinTimeout timeout{g.error, g.timeout_ns};
 
   P product;
   product.load([&](int r, int column) -> uint4 {
     if (column >= L::columns) return make_uint4(0, 0, 0, 0);
-    const auto bits = reinterpret_cast<const unsigned short*>(g.w);
+    const auto bits = reinterpret_cast<const unsigned short*>(g.w) + static_cast<size_t>(head) * k * d * d;
     if constexpr (backward) {
       const unsigned short* p = bits + static_cast<size_t>(rank * L::columns + column) * d + (blockIdx.x - rank) * kOwned + r;
       auto two = [&](int i) { return p[i * d] | static_cast<unsigned>(p[(i + 1) * d]) << 16; };
@@ -173,8 +179,8 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
       for (int n = 0; n < N; ++n)
         if (wanted & 1u << i && !(packed && g.starts[row0 + min(P::row(lane, n), rows - 1)]))
-          piece[i][n] = dense::rounded<Elem>(g.h0 + static_cast<size_t>(row0 + min(P::row(lane, n), rows - 1)) * d + first_column +
-                                             i * kChunk);
+          piece[i][n] = dense::rounded<Elem>(g.h0 + static_cast<size_t>(row0 + min(P::row(lane, n), rows - 1)) * all + head * d +
+                                             first_column + i * kChunk);
       product.add(i, piece[i], nullptr);
     }
   };
@@ -189,12 +195,13 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   }
 
   // ---- the cell: this thread's channel and row. The rows of a warp lie four apart, which avoids bank conflicts ------------------
-  const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, channel = blockIdx.x * kOwned + lane % 16;
+  const int row = warp % 4 + lane / 16 * 4 + warp / 4 * 8, own = blockIdx.x * kOwned + lane % 16;
+  const int channel = head * d + own, gate = head * k * d + own;  // in a row of h, and in one of u and dp
   const bool mine = row < rows;
-  const size_t plane = static_cast<size_t>(g.B) * d, place = static_cast<size_t>(row0 + row) * d + channel;
+  const size_t plane = static_cast<size_t>(g.B) * all, place = static_cast<size_t>(row0 + row) * all + channel;
   const int first_t = backward ? g.T - 1 : 0, forth = backward ? -1 : 1;
-  const Elem* const main_at = g.main + static_cast<long long>(row0 + row) * g.main_b + channel;
-  constexpr int inputs = backward ? kept + 3 : k;
+  const Elem* const main_at = g.main + static_cast<long long>(row0 + row) * g.main_b + (backward ? channel : gate);
+  constexpr int inputs = backward ? kept + 2 + m1 : k;
   struct Inputs {
     unsigned short v[inputs];  // u; or kept, gy, h and s before the step
     unsigned char live, fresh;
@@ -207,10 +214,11 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     if constexpr (backward) {
 #pragma unroll
       for (int n = 0; n < kept; ++n)
-        in.v[n] = read(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * d + n * d + channel);
+        in.v[n] = read(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * all + n * all + channel);
       in.v[kept] = read(main_at + t * g.main_t);
       in.v[kept + 1] = read(g.history + t * plane + place);
-      if (Cell::memory) in.v[kept + 2] = read(g.memory + t * plane + place);
+#pragma unroll
+      for (int i = 0; i < m; ++i) in.v[kept + 2 + i] = read(g.memory + (t * m + i) * plane + place);
     } else {
 #pragma unroll
       for (int q = 0; q < k; ++q) in.v[q] = read(main_at + t * g.main_t + q * d);
@@ -220,18 +228,22 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     return in;
   };
 
-  float h = 0.f, s_now = 0.f, s_new = 0.f, bias[k] = {};  // h, s; or their gradients without the product and gy
+  float h = 0.f;  // h, s; or their gradients without the product and gy
+  Memory s_now{}, s_new{};
+  float bias[k] = {};
   if (mine) {
     h = g.h0[place];
-    if (Cell::memory) s_now = g.s0[place];
+    if (m) s_now = numbers<float, m1>([&](int i) { return g.s0[i * plane + place]; });
     if constexpr (backward) {
-      if (Cell::memory) s_new = load(g.memory + g.T * plane + place);
+      if (m) s_new = numbers<float, m1>([&](int i) { return load(g.memory + (g.T * m + i) * plane + place); });
     } else {
       store(g.history + place, packed && g.starts[row0 + row] ? 0.f : h);
-      if (Cell::memory && g.memory) store(g.memory + place, s_now);
+#pragma unroll
+      for (int i = 0; i < m; ++i)
+        if (g.memory) store(g.memory + i * plane + place, number(s_now, i));
       if (g.bias)
 #pragma unroll
-        for (int q = 0; q < k; ++q) bias[q] = g.bias[q * d + channel];
+        for (int q = 0; q < k; ++q) bias[q] = g.bias[q * d + gate];
     }
   }
 
@@ -250,8 +262,8 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     ptx::hold(partial_in), ptx::hold(send_to), ptx::hold(count_at), ptx::hold(arrived);
   }
   const bool odd = lane % 2;  // one of two neighbours stores both; backward: the odd one stores the next gate's
-  Elem* publish_at = exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + channel +
-                     (odd ? (backward ? d : 0) - 1 : 0);
+  Elem* publish_at =
+      exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + own + (odd ? (backward ? d : 0) - 1 : 0);
   ptx::hold(publish_at);
   float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // in shared memory: no register is left
   if constexpr (backward)
@@ -268,11 +280,12 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     next = after;
     after = fetch(s + 2);
     const bool live = !masked || in.live;
-    const size_t at = static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + channel;
+    const size_t at =
+        static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + (backward ? gate : channel);
     if (mine && s + kFilled < g.T) {  // laid out as the word will be
       Elem* const to = publish_at + kFilled * forth * static_cast<ptrdiff_t>(g.B) * D;
 #pragma unroll
-      for (int q = 0; q < D / d; q += 2)
+      for (int q = 0; q < (backward ? k : 1); q += 2)
         if (backward ? q + 1 < k || !odd : !odd) ptx::store_relaxed(to + q * d, kSentinel);
     }
 
@@ -281,13 +294,13 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
     for (int n = 0; n < inputs; ++n) x[n] = widened<Elem>(in.v[n]);
     const bool fresh = packed && in.fresh;
-    if (!backward && fresh) h = s_now = 0.f;
-    GatesGrad<float, k> constant, slope;
+    if (!backward && fresh) s_now = Memory{}, h = 0.f;
+    GatesGrad<float, k, m1> constant, slope;
     if constexpr (backward) {
       if (s < g.T && live) h += x[kept];  // gy
-      const float s_before = fresh ? 0.f : x[kept + 2];
+      const Memory s_before = numbers<float, m1>([&](int i) { return fresh ? 0.f : x[kept + 2 + i]; });
       constant = Cell::template backward<Math, float>(h, s_now, x, x[kept + 1], s_before, s_new);
-      slope = Cell::template backward<Math, float>(1.f, 0.f, x, x[kept + 1], s_before, s_new);
+      slope = Cell::template backward<Math, float>(1.f, Memory{}, x, x[kept + 1], s_before, s_new);
     } else {
 #pragma unroll
       for (int q = 0; q < k; ++q) ptx::pin(x[q]);
@@ -379,13 +392,13 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
         for (int q = 0; q < k; ++q) store(g.du + at + q * d, live ? constant.du[q] + sum[0] * slope.du[q] : 0.f);
       h = live ? constant.dh + sum[0] * slope.dh : h + sum[0];
-      if (live) s_now = constant.ds + sum[0] * slope.ds;
-      s_new = x[kept + 2];
-      if (fresh) h = s_now = 0.f;
+      if (live) s_now = numbers<float, m1>([&](int i) { return number(constant.ds, i) + sum[0] * number(slope.ds, i); });
+      s_new = numbers<float, m1>([&](int i) { return x[kept + 2 + i]; });
+      if (fresh) s_now = Memory{}, h = 0.f;
       dropped = fresh;
     } else {
       float keep[kept];
-      const GatesState<float> made = Cell::template forward<Math, float>(sum, x, h, s_now, keep);
+      const GatesState<float, m1> made = Cell::template forward<Math, float>(sum, x, h, s_now, keep);
       if (live) h = made.h, s_now = made.s;
       const float sent = packed && next.fresh ? 0.f : h, other = __shfl_xor_sync(~0u, sent, 1), two[2] = {sent, other};
       if (mine) {
@@ -394,8 +407,9 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         if (g.kept) {
 #pragma unroll
           for (int n = 0; n < kept; ++n)
-            store(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * d + n * d + channel, keep[n]);
-          if (Cell::memory) store(g.memory + at, s_now);
+            store(g.kept + (static_cast<size_t>(t) * g.B + row0 + row) * kept * all + n * all + channel, keep[n]);
+#pragma unroll
+          for (int i = 0; i < m; ++i) store(g.memory + at + (static_cast<size_t>(t + 1) * (m - 1) + i) * plane, number(s_now, i));
         }
       }
     }
@@ -403,10 +417,11 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   }
   if (mine) {
     g.h1[place] = h;
-    if (Cell::memory) g.s1[place] = s_now;
+#pragma unroll
+    for (int i = 0; i < m; ++i) g.s1[i * plane + place] = number(s_now, i);
     if constexpr (backward)
 #pragma unroll
-      for (int q = 0; q < k; ++q) g.dbias[static_cast<size_t>(row0 + row) * k * d + q * d + channel] = dbias[q * kThreads];
+      for (int q = 0; q < k; ++q) g.dbias[static_cast<size_t>(row0 + row) * k * all + q * d + gate] = dbias[q * kThreads];
   }
   if constexpr (backward) ptx::cluster_sync(), timeout.linger();  // no block leaves while another may still write to it
 }

@@ -1,4 +1,4 @@
-// Gated cells on a CPU (gates_call.h has the interface). A thread takes some rows of the batch through all steps.
+// Gated cells on a CPU (gates_call.h has the interface). A thread takes a head of some rows of the batch through all steps.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,12 @@ template <class Cell, class Stored>
 struct Skeleton {
   static constexpr int k = Cell::gates, kKept = Cell::kept > 0 ? Cell::kept : 1, kPart = 64;
   static constexpr int kFirst = Cell::staged ? k - 1 : k;  // products of h
+  static constexpr int m = Cell::memory, m1 = kGatesMemory<Cell>;
   using Block = float[kBlock];
+  using Memory = GatesMemory<float, m1>;
 
   const GatesCall& c;
-  const std::int64_t B = c.batch, d = c.width;
+  const std::int64_t head, B = c.batch, d = c.columns;
 
   void forward() const {
     run(true, [&](auto&... given) { forward(given...); });
@@ -32,7 +34,7 @@ struct Skeleton {
  private:
   template <class Run>
   void run(bool transposed, const Run& part) const {
-    const Stored* w = at<Stored>(c.w);
+    const Stored* w = at<Stored>(c.w) + head * k * d * d;
     const auto matrix = [&](const Stored* from, std::int64_t gates) {
       return transposed ? simd::Matrix(from, d, gates * d, true) : simd::Matrix(from, gates * d, d, false);
     };
@@ -40,40 +42,44 @@ struct Skeleton {
     simd::parts(B, c.threads, [&](std::int64_t b0, std::int64_t rows) { part(first, second, b0, rows); });
   }
   Stored* row(std::uint64_t x, std::int64_t t, std::int64_t b, std::int64_t parts = 1) const {
-    return at<Stored>(x) + (t * B + b) * parts * d;
+    return at<Stored>(x) + (t * B + b) * parts * c.width + head * parts * d;
   }
-  static const Stored* row(const CallView& x, std::int64_t t, std::int64_t b) { return at<Stored>(x.address) + t * x.t + b * x.b; }
-  const float* state(std::uint64_t x, std::int64_t b, int number) const { return at<float>(x) + (number * B + b) * d; }
-  float* state_out(std::uint64_t x, std::int64_t b, int number) const { return at<float>(x) + (number * B + b) * d; }
+  const Stored* row(const CallView& x, std::int64_t t, std::int64_t b, std::int64_t parts = 1) const {
+    return at<Stored>(x.address) + t * x.t + b * x.b + head * parts * d;
+  }
+  float* state(std::uint64_t x, std::int64_t b, int number) const { return at<float>(x) + (number * B + b) * c.width + head * d; }
   bool held(std::int64_t t, std::int64_t b) const { return c.mask && !at<unsigned char>(c.mask)[t * B + b]; }
   bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * B + b]; }
-  void keep(std::uint64_t x, std::int64_t t, std::int64_t b, const float* from) const {
-    for (std::int64_t i = 0; i < d; i++) simd::store(row(x, t, b)[i], from[i]);
+  void keep(std::uint64_t x, std::int64_t t, std::int64_t b, const float* from, std::int64_t parts = 1) const {
+    for (std::int64_t i = 0; i < parts * d; i++) simd::store(row(x, t, b, parts)[i], from[i]);
+  }
+  static Memory memory(const Block (&s)[m1], int j) {
+    return numbers<float, m1>([&](int q) { return s[q][j]; });
   }
 
   // p (with the bias) and u of a block.
   void read_parts(Block (&p)[k], Block (&u)[k], std::int64_t t, std::int64_t b, std::int64_t i, std::int64_t n,
                   const float* products) const {
     for (int q = 0; q < k; q++) {
-      simd::load_block(p[q], products + q * d + i, n), simd::load_block(u[q], row(c.u, t, b) + q * d + i, n);
+      simd::load_block(p[q], products + q * d + i, n), simd::load_block(u[q], row(c.u, t, b, k) + q * d + i, n);
       if (const float* bias = at<float>(c.b)) {
         Block more;
-        simd::load_block(more, bias + q * d + i, n);
+        simd::load_block(more, bias + (head * k + q) * d + i, n);
         for (int j = 0; j < kBlock; j++) p[q][j] += more[j];
       }
     }
   }
 
   void forward(const simd::Matrix& first, const simd::Matrix& second, std::int64_t b0, std::int64_t rows) const {
-    simd::Rows h(rows, d), s(rows, d), p(rows, k * d);
+    simd::Rows h(rows, d), s(rows, m1 * d), p(rows, k * d);  // s: of a staged cell, what inner makes
     for (std::int64_t r = 0; r < rows; r++) {
       std::copy_n(state(c.h0, b0 + r, 0), d, h[r]);
-      if (Cell::memory) std::copy_n(state(c.h0, b0 + r, 1), d, s[r]);
-      if (Cell::memory && c.memory) keep(c.memory, 0, b0 + r, s[r]);
+      for (int j = 0; j < m; j++) std::copy_n(state(c.h0, b0 + r, 1 + j), d, s[r] + j * d);
+      if (m && c.memory) keep(c.memory, 0, b0 + r, s[r], m);
     }
     for (std::int64_t t = 0; t < c.steps; t++) {
       for (std::int64_t r = 0; r < rows; r++) {
-        if (fresh(t, b0 + r)) std::fill_n(h[r], d, 0.f), std::fill_n(s[r], d, 0.f);
+        if (fresh(t, b0 + r)) std::fill_n(h[r], d, 0.f), std::fill_n(s[r], m1 * d, 0.f);
         keep(c.history, t, b0 + r, h[r]);  // as it enters the product; memory: as it leaves the step
       }
       first.multiply(h[0], h.step(), p[0], p.step(), rows);
@@ -87,8 +93,8 @@ struct Skeleton {
     }
     for (std::int64_t r = 0; r < rows; r++) {
       keep(c.history, c.steps, b0 + r, h[r]);
-      std::copy_n(h[r], d, state_out(c.last, b0 + r, 0));
-      if (Cell::memory) std::copy_n(s[r], d, state_out(c.last, b0 + r, 1));
+      std::copy_n(h[r], d, state(c.last, b0 + r, 0));
+      for (int j = 0; j < m; j++) std::copy_n(s[r] + j * d, d, state(c.last, b0 + r, 1 + j));
       if (Cell::staged) std::fill_n(s[r], d, 0.f), keep(c.memory, c.steps, b0 + r, s[r]);
     }
   }
@@ -100,40 +106,42 @@ struct Skeleton {
     for (int j = 0; j < kBlock; j++) {
       float of_p[k], of_u[k];
       gather(of_p, p, j), gather(of_u, u, j);
-      out[j] = Cell::template inner<Math>(of_p, of_u, h[j]);
+      out[j] = Cell::template inner<Math, float>(of_p, of_u, h[j]);
     }
     simd::store_block(made, out, n), simd::store_block(row(c.memory, t, b) + i, out, n);
   }
 
   void advance(std::int64_t t, std::int64_t b, std::int64_t i, std::int64_t n, const float* products, float* h_state,
                float* s_state) const {
-    Block p[k], u[k], kept[kKept], h, s{}, y{};
+    Block p[k], u[k], kept[kKept], h, s[m1]{}, y{};
     read_parts(p, u, t, b, i, n, products), simd::load_block(h, h_state, n);
-    if (Cell::memory) simd::load_block(s, s_state, n);
-    Block new_h, new_s;
+    for (int q = 0; q < m; q++) simd::load_block(s[q], s_state + q * d, n);
+    Block new_h, new_s[m1];
     for (int j = 0; j < kBlock; j++) {
       float of_p[k], of_u[k], saved[kKept] = {};
       gather(of_p, p, j), gather(of_u, u, j);
-      const GatesState<float> made = Cell::template forward<Math>(of_p, of_u, h[j], s[j], saved);
-      new_h[j] = made.h, new_s[j] = made.s;
+      const GatesState<float, m1> made = Cell::template forward<Math, float>(of_p, of_u, h[j], memory(s, j), saved);
+      new_h[j] = made.h;
+      for (int q = 0; q < m1; q++) new_s[q][j] = number(made.s, q);
       for (int q = 0; q < kKept; q++) kept[q][j] = saved[q];
     }
     const bool live = !held(t, b);
     if (live) {
       simd::store_block(h_state, new_h, n);
-      if (Cell::memory) simd::store_block(s_state, new_s, n);
+      for (int q = 0; q < m; q++) simd::store_block(s_state + q * d, new_s[q], n);
     }
     simd::store_block(row(c.y, t, b) + i, live ? new_h : y, n);
     if (!c.kept) return;
     for (int q = 0; q < Cell::kept; q++) simd::store_block(row(c.kept, t, b, Cell::kept) + q * d + i, kept[q], n);
-    if (Cell::memory) simd::store_block(row(c.memory, t + 1, b) + i, live ? new_s : s, n);
+    for (int q = 0; q < m; q++) simd::store_block(row(c.memory, t + 1, b, m) + q * d + i, live ? new_s[q] : s[q], n);
   }
 
   void backward(const simd::Matrix& first, const simd::Matrix& second, std::int64_t b0, std::int64_t rows) const {
-    simd::Rows gh(rows, d), gs(rows, d), dp(rows, k * d), through(rows, d), product(rows, d), bias(rows, k * d), part(rows, k * d);
+    simd::Rows gh(rows, d), gs(rows, m1 * d), dp(rows, k * d), through(rows, d), product(rows, d), bias(rows, k * d),
+        part(rows, k * d);
     for (std::int64_t r = 0; r < rows; r++) {
       std::copy_n(state(c.g_last, b0 + r, 0), d, gh[r]);
-      if (Cell::memory) std::copy_n(state(c.g_last, b0 + r, 1), d, gs[r]);
+      for (int j = 0; j < m; j++) std::copy_n(state(c.g_last, b0 + r, 1 + j), d, gs[r] + j * d);
     }
     for (std::int64_t t = c.steps - 1; t >= 0; t--) {
       for (std::int64_t r = 0; r < rows; r++)
@@ -152,15 +160,15 @@ struct Skeleton {
         for (std::int64_t i = 0; i < k * d; i++) part[r][i] += dp[r][i], simd::store(out[i], dp[r][i]);
         if (t % kPart == 0)  // of parts, which keeps a long sum exact
           for (std::int64_t i = 0; i < k * d; i++) bias[r][i] += part[r][i], part[r][i] = 0.f;
-        if (fresh(t, b0 + r)) std::fill_n(gh[r], d, 0.f), std::fill_n(gs[r], d, 0.f);
+        if (fresh(t, b0 + r)) std::fill_n(gh[r], d, 0.f), std::fill_n(gs[r], m1 * d, 0.f);
         else if (!held(t, b0 + r))
           for (std::int64_t i = 0; i < d; i++) gh[r][i] = product[r][i] + through[r][i];
       }
     }
     for (std::int64_t r = 0; r < rows; r++) {
-      std::copy_n(gh[r], d, state_out(c.dh0, b0 + r, 0));
-      if (Cell::memory) std::copy_n(gs[r], d, state_out(c.dh0, b0 + r, 1));
-      std::copy_n(bias[r], k * d, at<float>(c.dbias) + (b0 + r) * k * d);
+      std::copy_n(gh[r], d, state(c.dh0, b0 + r, 0));
+      for (int j = 0; j < m; j++) std::copy_n(gs[r] + j * d, d, state(c.dh0, b0 + r, 1 + j));
+      std::copy_n(bias[r], k * d, at<float>(c.dbias) + (b0 + r) * k * c.width + head * k * d);
     }
   }
 
@@ -170,23 +178,25 @@ struct Skeleton {
 
   void retreat(std::int64_t t, std::int64_t b, std::int64_t i, std::int64_t n, const float* arriving, float* of_s, float* deltas,
                float* through) const {
-    Block gh, gs{}, gy, kept[kKept], h, s{}, s_new{}, dp[k] = {}, du[k] = {}, dh;
+    Block gh, gs[m1]{}, gy, kept[kKept], h, s[m1]{}, s_new[m1]{}, dp[k] = {}, du[k] = {}, dh;
     if (!held(t, b)) {
       simd::load_block(gh, arriving, n), simd::load_block(gy, row(c.gy, t, b) + i, n), read_kept(kept, t, b, i, n);
       simd::load_block(h, row(c.history, t, b) + i, n);
-      if (Cell::memory) {
-        simd::load_block(gs, of_s, n), simd::load_block(s_new, row(c.memory, t + 1, b) + i, n);
-        if (!fresh(t, b)) simd::load_block(s, row(c.memory, t, b) + i, n);
+      for (int q = 0; q < m; q++) {
+        simd::load_block(gs[q], of_s + q * d, n), simd::load_block(s_new[q], row(c.memory, t + 1, b, m) + q * d + i, n);
+        if (!fresh(t, b)) simd::load_block(s[q], row(c.memory, t, b, m) + q * d + i, n);
       }
       for (int j = 0; j < kBlock; j++) {
         float saved[kKept];
         gather(saved, kept, j);
-        const auto made = Cell::template backward<Math>(gh[j] + gy[j], gs[j], saved, h[j], s[j], s_new[j]);
+        const auto made =
+            Cell::template backward<Math, float>(gh[j] + gy[j], memory(gs, j), saved, h[j], memory(s, j), memory(s_new, j));
         for (int q = 0; q < k; q++) dp[q][j] = made.dp[q], du[q][j] = made.du[q];
-        dh[j] = made.dh, gs[j] = made.ds;
+        dh[j] = made.dh;
+        for (int q = 0; q < m1; q++) gs[q][j] = number(made.ds, q);
       }
       simd::store_block(through, dh, n);
-      if (Cell::memory) simd::store_block(of_s, gs, n);
+      for (int q = 0; q < m; q++) simd::store_block(of_s + q * d, gs[q], n);
     }
     for (int q = 0; q < k; q++) {
       simd::store_block(deltas + q * d + i, dp[q], n);
@@ -203,7 +213,7 @@ struct Skeleton {
     for (int j = 0; j < kBlock; j++) {
       float saved[kKept];
       gather(saved, kept, j);
-      const auto more = Cell::template inner_backward<Math>(gi[j], saved, h[j]);
+      const auto more = Cell::template inner_backward<Math, float>(gi[j], saved, h[j]);
       for (int q = 0; q < k - 1; q++) dp[q][j] += more.dp[q];
       dh[j] += more.dh;
     }

@@ -21,8 +21,12 @@ struct Gate {
 // The error of the hardware tanh (relative, up to 2^-11) is of bf16 order. A cell calls `Math::tanh`, and the driver chooses it: `Exact` for float and
 // double, `Fast` for 16-bit storage, the same in forward and backward. `Math::sigmoid` of `Fast` uses that tanh; its absolute error of 2^-12 leaves a
 // nearly shut gate no digits. `Math::gate` has a relative error of float's order in both halves (`Fast`: 1e-6 up to |x| = 16), for two operations of
-// the special function unit.
+// the special function unit. `Math::log` is for x > 0, within 1e-6 of log(x) or of 1.
 struct Exact {
+  template <class T>
+  static ELMAN_HD T log(T x) {
+    return ::log(x);
+  }
   template <class T>
   static ELMAN_HD T tanh(T x) {
     return ::tanh(x);
@@ -44,6 +48,15 @@ struct Exact {
 };
 
 struct Fast {
+  static ELMAN_HD float log(float x) {
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return 0.6931471805599453f * y;
+#else
+    return ::logf(x);
+#endif
+  }
   static ELMAN_HD float tanh(float x) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
     float y;
@@ -71,6 +84,12 @@ struct Fast {
 template <class T>
 ELMAN_HD T softplus(T x) {
   return x > T(20) ? x : ::log1p(::exp(x));
+}
+
+// log(sigmoid(x)), with Math::log.
+template <class Math, class T>
+ELMAN_HD T log_sigmoid(T x) {
+  return (x < T(0) ? x : T(0)) + Math::log(Math::gate(x < T(0) ? -x : x).open);
 }
 
 // silu(x) = x sigmoid(x) and its derivative, with s = sigmoid(x) computed once by the caller.

@@ -47,12 +47,26 @@ ELMAN_HD float sum(F x) {
 
 // `Math` of a cell (portable.h) for a float or a vector of them, to about two units in the last place. A loop of them is vectorised.
 struct Branchless {
+  static constexpr float kRound = 12582912.f;  // 1.5 2^23: added, the last bits are the integer
   // exp(x) = 2^n exp(r), |r| <= log(2) / 2; x is held to what a float has room for. NaN stays NaN.
   template <class T>
   static ELMAN_HD T exp(T x) {
     T r;
     const T scale = split(within(x, -87.f, 88.f), r);
     return scale + scale * expm1_near(r);
+  }
+  // x = 2^n y, y from sqrt(1/2) to sqrt(2): log(y) = 2 artanh((y - 1) / (y + 1)), and the rest of its series is below 1e-9.
+  template <class T>
+  static ELMAN_HD T log(T x) {
+    using Bits = std::conditional_t<sizeof(T) == sizeof(F), I, std::uint32_t>;
+    const Bits above = (bits<Bits>(x) - 0x3f3504f3u + (128u << 23)) >> 23;  // n + 128
+    const T y = bits<T>(bits<Bits>(x) - ((above - 128u) << 23)), z = (y - 1.f) / (y + 1.f), square = z * z;
+    const T n = bits<T>(above + bits<Bits>(T{} + kRound)) - kRound - 128.f;
+    T p = square * (1.f / 9) + 1.f / 7;
+    p = p * square + 1.f / 5;
+    p = p * square + 1.f / 3;
+    p = p * square + 1.f;
+    return n * 0.693147181f + 2.f * z * p;
   }
   template <class T>
   static ELMAN_HD T tanh(T x) {
@@ -81,7 +95,6 @@ struct Branchless {
   template <class T>
   static ELMAN_HD T split(T x, T& r) {
     using Bits = std::conditional_t<sizeof(T) == sizeof(F), I, std::uint32_t>;
-    constexpr float kRound = 12582912.f;  // 1.5 2^23: added, the last bits are the integer
     const T shifted = x * 1.44269504f + kRound, n = shifted - kRound;
     r = x - n * 0.693359375f + n * 2.12194440e-4f;
     return bits<T>((bits<Bits>(shifted) << 23) + bits<Bits>(T{} + 1.f));
