@@ -153,7 +153,7 @@ class GatesKernel(Compiled):
             lambda *inputs, backend: self(*inputs[:-2], mask=inputs[-2], starts=inputs[-1], backend=backend),
             PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
-            cases=lambda target, grid: [case for each in problems for case in each[target].cases(grid)],
+            cases=lambda target, grid: [case for each in problems for case in each[target].cases(grid, self.name)],
             extension=lambda target: native.extension(self.cell, target),
             module=lambda target, case: native.module_for(self.cell, target, case),
             builds=self._builds,
