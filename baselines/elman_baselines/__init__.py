@@ -10,6 +10,7 @@ from .gdn import gdn_variant
 from .kda import gdn2_variant, kda_variant
 from .mamba2 import mamba2_variant
 from .rnn import gru_variant, lstm_variant, slstm_variant
+from .rwkv7 import rwkv7_variant
 from .transformer import transformer_variant
 
 __version__ = "0.1.0"
@@ -25,3 +26,4 @@ def elman_variants() -> Iterator[Variant]:
     yield gdn_variant()
     yield kda_variant()
     yield gdn2_variant()
+    yield rwkv7_variant()

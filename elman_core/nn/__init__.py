@@ -3,6 +3,7 @@
 Shapes: B batch, T time, D model width, I inner width, C channels, K convolution width. Time-major tensors are `_TB…`.
 """
 
+from elman_core.kernels.causal_conv.op import causal_conv
 from elman_core.kernels.runtime import invariant_linear, spare_rows, with_spare
 
 from .add_norm import add_rms_norm
@@ -41,8 +42,8 @@ __all__ = [
     "LowRank",
     "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig", "MatrixWrapperMixer", "RMSNorm",
     "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm",
-    "aligned", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold", "invariant_linear",
-    "is_bare",
+    "aligned", "causal_conv", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold",
+    "invariant_linear", "is_bare",
     "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "matrix_reference",
     "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "spare_rows", "time_major", "with_spare", "without_autocast",
     "xavier_uniform_",
