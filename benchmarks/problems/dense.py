@@ -130,19 +130,26 @@ class PerStep(torch.autograd.Function):
 
 
 def flashrnn(function: str, x_TBI: Tensor, w_Gdd: Tensor, v: Tensor | None = None, b: Tensor | None = None) -> Run:
-    """FlashRNN's fused recurrence; with v, behind its input product. w_Gdd, v: gate by gate.
+    """FlashRNN's fused recurrence; with v, behind its input product. w_Gdd, v: gate by gate; w (H, G, c, c), v (H G c, I) and b
+    (H G c) have heads, head by head.
 
     Raises:
         ImportError: it is not installed. RuntimeError: its kernels do not compile, or no launch fits.
     """
     from flashrnn import flashrnn as run
 
-    gates, width = w_Gdd.shape[:2]
-    of = leaves(u=x_TBI.transpose(0, 1).contiguous(), w=w_Gdd[:, None].contiguous(), **({} if v is None else {"v": v}))
-    bias = (x_TBI.new_zeros(gates * width) if b is None else b.to(x_TBI.dtype)).view(-1, 1, width)
+    w_HGcc = w_Gdd if w_Gdd.dim() == 4 else w_Gdd[None]
+    heads, gates, width = w_HGcc.shape[:3]
+
+    def by_gate(x: Tensor) -> Tensor:
+        return x.unflatten(0, (heads, gates, -1)).transpose(0, 1)
+
+    given = {} if v is None else {"v": by_gate(v).flatten(0, 2).contiguous()}
+    of = leaves(u=x_TBI.transpose(0, 1).contiguous(), w=w_HGcc.transpose(0, 1).contiguous(), **given)
+    bias = by_gate(x_TBI.new_zeros(heads * gates * width) if b is None else b.to(x_TBI.dtype)).contiguous()
 
     def forward() -> Tensor:
-        wx = (F.linear(of["u"], of["v"]) if v is not None else of["u"]).view(*of["u"].shape[:2], gates, 1, width)
+        wx = (F.linear(of["u"], of["v"]) if v is not None else of["u"]).view(*of["u"].shape[:2], gates, heads, width)
         return run(wx, of["w"], bias, function=function, backend="cuda_fused", dtype="bfloat16")[0]
 
     flashrnn_cuda13.prepare()
@@ -151,9 +158,10 @@ def flashrnn(function: str, x_TBI: Tensor, w_Gdd: Tensor, v: Tensor | None = Non
     except RuntimeError as error:
         raise RuntimeError(flashrnn_cuda13.why_not(error) or str(error)) from error
     to_ours: dict[str, Callable[[Tensor], Tensor]] = {
-        "y": lambda y: y[0, :, :, 0].transpose(0, 1) if y.dim() == 5 else y[:, :, 0].transpose(0, 1),
+        "y": lambda y: (y[0] if y.dim() == 5 else y).flatten(2).transpose(0, 1),
         "u": lambda g: g.transpose(0, 1),
-        "w": lambda g: g[:, 0].reshape(-1, width),
+        "w": lambda g: g.transpose(0, 1).reshape(-1, width),
+        "v": lambda g: g.unflatten(0, (gates, heads, -1)).transpose(0, 1).flatten(0, 2),
     }
     del y
     return Run(forward, of, to_ours, peer_of="plain" if function == "elman" else "ours")

@@ -1,7 +1,8 @@
-"""GRU and LSTM with their input product, and recurrences of slots, microseconds per time step.
+"""GRU, LSTM and sLSTM with their input product, and recurrences of slots, microseconds per time step.
 
 torch.nn's run in float16 on a GPU, the only dtype in which cuDNN takes its persistent kernels; FlashRNN's GRU is not fused.
-The GRU with the reset gate before the product has no peer. E2 and E23: the recurrence of 8 slots, beside E1's at 1536.
+The GRU with the reset gate before the product has no peer. sLSTM has one head or four, as FlashRNN's beside it. E2 and E23: the
+recurrence of 8 slots, beside E1's at 1536.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from elman_baselines.rnn import gru, lstm
+from elman_baselines.rnn import gru, lstm, slstm
+from elman_baselines.rnn.op import slstm_gates
 from harness import Row, Run, Setting, leaves
 from torch import Tensor
 
@@ -57,6 +59,24 @@ class Layer:
         return Run(lambda: gru(of["u"], tuple(of.values())[1:], *self.h0)[0], of)
 
 
+class SLSTM:
+    """One recurrence of sLSTM, with sigmoid forget gates near 1."""
+
+    def __init__(self, setting: Setting, steps: int, batch: int, width: int, heads: int) -> None:
+        self.kernel, self.columns, self.heads = slstm_gates, width // heads, heads
+        self.x, self.b = setting.randn(steps, batch, width), setting.randn(4 * width)
+        self.b.view(heads, 4, -1)[:, 1] += 3
+        self.v, self.w = (setting.randn(4 * width, n) * (0.45 / n**0.5) for n in (width, self.columns))
+        self.zeros = [torch.zeros(batch, width, device=setting.device)] * 4
+
+    def ours(self) -> Run:
+        of = leaves(u=self.x, v=self.v, w=self.w)
+        return Run(lambda: slstm(self.kernel, of["u"], (of["v"], of["w"], self.b), self.zeros)[0], of)
+
+    def flashrnn(self) -> Run:
+        return flashrnn("slstm", self.x, self.w.view(self.heads, 4, -1, self.columns), v=self.v, b=self.b)
+
+
 def slots(setting: Setting, steps: int, batch: int, width: int) -> dict[str, Callable[[], Run]]:
     def e2() -> Run:
         of = leaves(
@@ -99,5 +119,12 @@ def rows(setting: Setting) -> Iterator[Row]:
             if not setting.tiny and width != 768:
                 peers["FlashRNN fused"] = layer.flashrnn
             yield from setting.contest(ours, peers, per=steps, layer=kind, T=steps, B=batch, d=width)
+    for heads in (1, 4):
+        for width in (16,) if setting.tiny else (512, 768, 1024):
+            of = SLSTM(setting, steps, batch, width, heads)
+            sizes = {"T": steps, "B": batch, "d": width, "heads": heads}
+            yield from setting.contest(
+                {"ours": of.ours}, {"FlashRNN fused": of.flashrnn}, per=steps, layer="slstm", **sizes
+            )
     width = 16 if setting.tiny else 512
     yield from setting.contest(slots(setting, steps, batch, width), {}, per=steps, T=steps, B=batch, d=width)

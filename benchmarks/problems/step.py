@@ -3,10 +3,10 @@
 Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
 autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called; tok/s from its
 own metrics. Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
-MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; the same clipping and optimizer,
-the loss read after every step. Each eager and as a CUDA graph, some compiled. --only names models (`e88:conv_h5v256@736x8`),
-variants, settings or peers; a model that is not in the list is timed too. ELMAN_PROFILE=FOLDER writes a table of kernels of
-each of our rows into it.
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; xlstm's sLSTM blocks; the same
+clipping and optimizer, the loss read after every step. Each eager and as a CUDA graph, some compiled. --only names models
+(`e88:conv_h5v256@736x8`), variants, settings or peers; a model that is not in the list is timed too. ELMAN_PROFILE=FOLDER
+writes a table of kernels of each of our rows into it.
 
 `packed`: a step whose rows hold whole documents, beside the same step without.
 
@@ -40,7 +40,7 @@ from .step_profile import profile_steps
 OURS: dict[str, tuple[str, ...]] = {
     "27M": (
         "e88:conv_h32n32@640x8", "e88:conv_h16n64@640x8", "e88:conv_linear@640x8", "e88:conv_h5v256@736x8",
-        "e88:conv_h5n128v256@640x8", "gdn@640x8",
+        "e88:conv_h5n128v256@640x8", "gdn@640x8", "slstm@768x6",
     ),
     "49M": (
         "e1@1280x6", "e42@1664x6", "e88:h32n32@1536x8", "gru@1024x6", "lstm@896x6", "transformer@640x10", "mamba2@640x19",
@@ -52,6 +52,7 @@ OURS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 PEERS = {
+    "27M": {"xlstm": (768, 7)},
     "49M": {"mamba_ssm": (640, 19), "fla": (640, 15), "llama": (640, 10)},
     "100M": {"mamba_ssm": (896, 20), "fla": (768, 20), "llama": (640, 20)},
     "tiny": {"llama": (64, 1)},
@@ -205,7 +206,22 @@ def llama(width: int, depth: int) -> nn.Module:
     return Logits(LlamaForCausalLM(config))
 
 
-MAKERS: dict[str, Callable[[int, int], nn.Module]] = {"mamba_ssm": mamba_lm, "fla": FlaStack, "llama": llama}
+def xlstm(width: int, depth: int) -> nn.Module:
+    """xlstm's sLSTM blocks, as in its README: convolution, four heads, gated feed-forward."""
+    from xlstm import FeedForwardConfig, sLSTMBlockConfig, sLSTMLayerConfig, xLSTMBlockStack, xLSTMBlockStackConfig
+
+    layer = sLSTMLayerConfig(backend="cuda" if torch.cuda.is_available() else "vanilla", num_heads=4)
+    block = sLSTMBlockConfig(slstm=layer, feedforward=FeedForwardConfig(proj_factor=1.3, act_fn="gelu"))
+    stack = xLSTMBlockStackConfig(slstm_block=block, slstm_at="all", num_blocks=depth, embedding_dim=width)
+    return nn.Sequential(nn.Embedding(256, width), xLSTMBlockStack(stack), nn.Linear(width, 256, bias=False))
+
+
+MAKERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "mamba_ssm": mamba_lm,
+    "fla": FlaStack,
+    "llama": llama,
+    "xlstm": xlstm,
+}
 
 
 def peer(setting: Setting, name: str, width: int, depth: int, launch: str, batch: int, length: int) -> Row:
