@@ -12,6 +12,8 @@ from elman_core.kernels.program import Tape
 class CpuRecorder:
     """A `Recorder`. `records` and `replays` count, and `held` what is not released; `operations` is what was recorded last."""
 
+    burst = 4
+
     def __init__(self):
         self.records = self.replays = self.held = 0
 

@@ -2,7 +2,8 @@
 
 On a GPU, several steps are recorded as one CUDA graph and replayed without waiting: the bytes of a burst arrive while the next
 burst is computed. Inside a burst, the state passes from step to step without a copy; once per burst, it is copied back to where
-the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop.
+the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop. On a CPU, one step
+is recorded as a program, which a compiled module repeats.
 
 Shapes: B samples, V vocabulary, R places for results.
 """
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.native import check_errors
+from elman_core.kernels.program import recorder_when_built
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
@@ -28,9 +31,6 @@ from elman_core.registry import DivergedError, State
 from .sampling import Sampling, choose
 
 log = logging.getLogger("elman_core")
-
-BURST = 4
-"""Bytes of a sample that a graph draws before the host reads them."""
 
 WARM = 2
 """Steps before the recording, which compile and warm up what it uses."""
@@ -69,7 +69,8 @@ class Decoder:
         with torch.inference_mode():
             self.seen_BV = seen_BV.clone()
             self.next_B = torch.zeros(rows, dtype=torch.long, device=device)
-            self.results_RB = torch.zeros(BURST, rows, dtype=torch.long, device=device)
+            steps = 1 if recorder is None else recorder.burst
+            self.results_RB = torch.zeros(steps, rows, dtype=torch.long, device=device)
             self._choose(logits_BV, self.results_RB[0])
 
     def bytes(self, budget: int) -> Iterator[list[int]]:
@@ -100,14 +101,14 @@ class Decoder:
                 self._step(self.cache, self.results_RB[0])
                 return self._fetched(1)
             self._replay()
-            return self._fetched(min(BURST, wanted))
+            return self._fetched(min(len(self.results_RB), wanted))
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
         recording = try_to_record(recorder, lambda: self._burst(states), [self.generator])
         if isinstance(recording, RuntimeError):
             log.warning(
-                "elman: decoding cannot be captured as a CUDA graph and runs eager: %s", str(recording).splitlines()[0]
+                "elman: a step of decoding cannot be recorded and runs eager: %s", str(recording).splitlines()[0]
             )
             self.recorder = None
         else:
@@ -159,5 +160,14 @@ class _Fetched:
 
 
 def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
-    """The recorder of a generation's steps: a CUDA graph if one is possible and worth it; otherwise None."""
-    return step_graph.recorder_for(model) if budget >= WORTH else None
+    """The recorder of a generation's steps, if one is possible and worth it; otherwise None.
+
+    A CUDA graph on a GPU; on a CPU a program, once what repeats it is compiled, beside the first texts that want it.
+    """
+    if budget < WORTH:
+        return None
+    if model.device.type != "cpu":
+        return step_graph.recorder_for(model)
+    watched = any(m._forward_hooks or m._forward_pre_hooks or m._compiled_call_impl for m in model.modules())
+    fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
+    return recorder_when_built() if fits and not watched else None

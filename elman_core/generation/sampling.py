@@ -93,7 +93,4 @@ def choose(
     if decode.takes_draw(logits_BV):
         decode.draw(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
         return
-    next_B.copy_(sample(logits_BV, how, seen_BV, generator))
-    if how.repetition_penalty != 1.0:
-        seen_BV.scatter_(1, next_B[:, None], True)
-    row_B.copy_(torch.where(logits_BV.isfinite().all(-1), next_B, -1))
+    decode.draw_plain(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)

@@ -53,7 +53,13 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Records: `CudaRecorder`, or the tests' recorder on a CPU."""
+    """Records: `CudaRecorder`, `CpuRecorder` of `kernels.program`, or the tests' recorder on a CPU.
+
+    Attributes:
+        burst: steps of decoding that are best recorded at once.
+    """
+
+    burst: int
 
     def work(self) -> AbstractContextManager[Any]:
         """Code run inside may be recorded later, or is being replayed."""
@@ -104,6 +110,8 @@ class CudaRecording:
 
 class CudaRecorder:
     """Records a CUDA graph on a separate stream, which capturing requires."""
+
+    burst = 4  # the host reads the bytes of one while the next is computed
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)

@@ -90,8 +90,12 @@ class GraphedStep:
             self._replay, self._tokens_B1 = recording, held
 
 
-def recorder_for(model: Any) -> Recorder | None:
-    """The recorder of a generation's steps: a CUDA graph if the state has a constant size and the model one device."""
+def has_one_size(model: Any) -> bool:
+    """Whether the state has a constant size and the model one device: then a step can be recorded."""
     constant = all(block.mixer.state_growth == "constant" for block in model.model.layers)
-    together = len({p.device for p in model.parameters()}) == 1
-    return CudaRecorder(model.device) if model.device.type == "cuda" and constant and together else None
+    return constant and len({p.device for p in model.parameters()}) == 1
+
+
+def recorder_for(model: Any) -> Recorder | None:
+    """The recorder of a generation's steps on a GPU; None where they cannot be recorded."""
+    return CudaRecorder(model.device) if model.device.type == "cuda" and has_one_size(model) else None

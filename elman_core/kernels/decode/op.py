@@ -25,6 +25,7 @@ from torch import Tensor
 from elman_core.kernels.dispatch import Compiled, register, runs
 from elman_core.kernels.family import Family
 from elman_core.kernels.operators import Operator
+from elman_core.kernels.runtime import operator
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
 from elman_core.registry.errors import KernelError
 
@@ -132,6 +133,32 @@ def draw(
         given["seen"] = seen_BV
     given |= {"top_k": min(top_k, x.shape[1]), "below": 1 - top_p if top_p < 1 else -1}
     native.run(_DRAW, "", given, given)
+
+
+def draw_plain(
+    logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, **how: Any
+) -> None:
+    """`draw` in plain PyTorch, for any number of classes, dtype and device: one operator, which programs of a CPU repeat."""
+    given = (how["penalty"], how["temperature"], how["top_p"], how["top_k"])
+    _draw_op(logits_BV, waits_BV, seen_BV, drawn_B, shown_B, *given)
+
+
+def _run_plain(
+    logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, *given: Any
+) -> None:
+    how = dict(zip(("penalty", "temperature", "top_p", "top_k"), given, strict=True))
+    drawn_B.copy_(portable.race(portable.kept_scores(logits_BV.float(), seen_BV, **how), waits_BV).argmax(-1))
+    if how["penalty"] != 1.0:
+        seen_BV.scatter_(1, drawn_B[:, None], True)
+    shown_B.copy_(torch.where(logits_BV.isfinite().all(-1), drawn_B, -1))
+
+
+_draw_op = operator(
+    "draw(Tensor logits, Tensor? waits, Tensor(a!) seen, Tensor(b!) drawn, Tensor(c!) shown, float penalty, float temperature, "
+    "float top_p, int top_k) -> ()",
+    _run_plain,
+    lambda *_: None,
+)
 
 
 def _shared(family: Family, reference: Callable[..., Any], adjust: Any = None, maps: int = 0) -> SharedCell:

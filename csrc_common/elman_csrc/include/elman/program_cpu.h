@@ -1,0 +1,475 @@
+// Repeats a recorded program on a CPU: a list of tensor operations at fixed addresses, computed in float whatever the storage. A row of a
+// product has the same bits whatever is beside it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "simd.h"
+
+namespace elman::program {
+
+using simd::BFloat16;
+using simd::F;
+using simd::I;
+using simd::kLanes;
+using Int = std::int64_t;
+
+// The order is that of `CODES` in lower.py.
+enum class Code : Int {
+  copy,
+  neg,
+  abs,
+  exp,
+  tanh,
+  sigmoid,
+  silu,
+  relu,
+  log_sigmoid,
+  softplus,
+  log,
+  square,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  add,
+  sub,
+  mul,
+  div,
+  maximum,
+  minimum,
+  addcmul,
+  sum,
+  vecdot,
+  embedding,
+  linear,
+  matmul,
+  draw
+};
+enum : Int { kFloat = static_cast<Int>(Dtype::f32), kBFloat16 = static_cast<Int>(Dtype::bf16), kInt8 = 8 };
+
+struct Operand {
+  std::uint64_t address;
+  Int dtype, step[4];
+};
+// `at`: the result and the inputs, with a step in elements for each size; what sizes and numbers mean, each operation says.
+struct Instruction {
+  Code code;
+  Int size[4];
+  double number[3];
+  std::uint64_t scales;
+  Operand at[5];
+};
+
+constexpr Int kChunk = 256;  // elements of a line that are computed at once
+constexpr Int kShared = 1 << 15;  // elements, or weights of a product, from which threads share an operation
+
+struct Exp {
+  template <class T>
+  static T of(T x) {
+    const T half = simd::Branchless::exp(0.5f * x);  // so that what is too large is infinite
+    return half * half;
+  }
+};
+
+class Machine {
+ public:
+  explicit Machine(int threads) {
+    for (int i = 1; i < threads; i++) try {
+        helpers_.emplace_back([this] { help(); });
+      } catch (const std::system_error&) {  // no thread is to be had: the others do the work
+        break;
+      }
+  }
+  ~Machine() {
+    current_ = nullptr, epoch_.fetch_add(1, std::memory_order_release);
+    for (auto& each : helpers_) each.join();
+  }
+
+  void run(const Instruction* code, Int count) {
+    for (Int i = 0; i < count; i++) {
+      const Instruction& a = code[i];
+      if (a.code == Code::linear) widen(a);
+      const Int all = pieces(a);
+      if (helpers_.empty() || all < 2) {
+        for (Int piece = 0; piece < all; piece++) work(a, piece);
+        continue;
+      }
+      current_ = &a, all_ = all, busy_.store(static_cast<int>(helpers_.size())), next_.store(0);
+      epoch_.fetch_add(1, std::memory_order_release);
+      share();
+      for (int spins = 0; busy_.load(std::memory_order_acquire) > 0; spins++)
+        if (spins > 4000) std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::vector<std::thread> helpers_;
+  std::atomic<Int> next_{0};
+  std::atomic<int> busy_{0};
+  std::atomic<std::uint64_t> epoch_{0};
+  const Instruction* current_ = nullptr;
+  Int all_ = 0;
+  std::vector<float> x_;  // of a product, in float, rows of whole vectors
+  Int width_ = 0;
+
+  void help() {
+    for (std::uint64_t seen = 0;;) {
+      for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen; spins++)
+        if (spins > 4000) std::this_thread::yield();
+      seen++;
+      if (!current_) return;
+      share();
+      busy_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+  void share() {
+    for (Int piece; (piece = next_.fetch_add(1)) < all_;) work(*current_, piece);
+  }
+
+  // Pieces of an operation, which threads take one by one. Their bounds do not change any bit.
+  static Int lines(const Instruction& a) { return a.size[0] * a.size[1] * a.size[2]; }
+  static Int each(const Instruction& a) {
+    const Int one = a.code == Code::linear ? a.size[2] : a.code == Code::matmul ? a.size[1] * a.size[2] * a.size[3] : a.size[3];
+    const Int least = std::max<Int>(1, kShared / std::max<Int>(1, one));
+    return a.code == Code::linear ? (least + 3) / 4 * 4 : least;
+  }
+  static Int count(const Instruction& a) {
+    if (a.code == Code::linear || a.code == Code::draw) return a.size[1];
+    return a.code == Code::matmul ? a.size[0] : lines(a);
+  }
+  static Int pieces(const Instruction& a) { return (count(a) + each(a) - 1) / each(a); }
+
+  void work(const Instruction& a, Int piece) {
+    const Int first = piece * each(a), last = std::min(first + each(a), count(a));
+    switch (a.code) {
+      case Code::linear:
+        return linear(a, first, last);
+      case Code::matmul:
+        return matmul(a, first, last);
+      case Code::embedding:
+        return embedding(a, first, last);
+      case Code::draw:
+        return draw(a, first, last);
+      case Code::sum:
+        return reduce(a, first, last, false);
+      case Code::vecdot:
+        return reduce(a, first, last, true);
+      default:
+        return pointwise(a, first, last);
+    }
+  }
+
+  // `line` counts the first three sizes; what it returns is the first element of the line.
+  static Int place(const Instruction& a, const Operand& x, Int line) {
+    const Int k = line % a.size[2], j = line / a.size[2] % a.size[1], i = line / a.size[2] / a.size[1];
+    return i * x.step[0] + j * x.step[1] + k * x.step[2];
+  }
+  template <class T>
+  static void read(const T* from, Int step, Int n, float* to) {
+    if (step == 1)
+      for (Int i = 0; i < n; i++) to[i] = simd::load(from[i]);
+    else if (step == 0) std::fill(to, to + n, simd::load(*from));
+    else
+      for (Int i = 0; i < n; i++) to[i] = simd::load(from[i * step]);
+  }
+  // n elements as floats: in place if they are, else in `buffer`.
+  static const float* read(const Operand& x, Int at_, Int n, float* buffer) {
+    if (x.dtype == kBFloat16) return read(at<const BFloat16>(x.address) + at_, x.step[3], n, buffer), buffer;
+    const float* from = at<const float>(x.address) + at_;
+    if (x.step[3] == 1) return from;
+    return read(from, x.step[3], n, buffer), buffer;
+  }
+  template <class T>
+  static void write(const float* from, T* to, Int step, Int n) {
+    if (step == 1)
+      for (Int i = 0; i < n; i++) simd::store(to[i], from[i]);
+    else
+      for (Int i = 0; i < n; i++) simd::store(to[i * step], from[i]);
+  }
+  static void write(const float* from, const Operand& x, Int at_, Int n) {
+    if (x.dtype == kBFloat16) return write(from, at<BFloat16>(x.address) + at_, x.step[3], n);
+    float* to = at<float>(x.address) + at_;
+    if (to != from) write(from, to, x.step[3], n);
+  }
+
+  // Sizes of the result; inputs are broadcast with steps of 0.
+  template <class Function>
+  static void map(const Instruction& a, Int first, Int last, int inputs, const Function& function) {
+    alignas(64) float buffer[4][kChunk];
+    const float* in[3] = {};
+    const Int n = a.size[3];
+    for (Int line = first; line < last; line++) {
+      for (Int c = 0; c < n; c += kChunk) {
+        const Int m = std::min(kChunk, n - c);
+        for (int k = 0; k < inputs; k++) {
+          const Operand& x = a.at[k + 1];
+          in[k] = read(x, place(a, x, line) + c * x.step[3], m, buffer[k + 1]);
+        }
+        const Operand& to = a.at[0];
+        const Int where = place(a, to, line) + c * to.step[3];
+        float* out = to.dtype == kFloat && to.step[3] == 1 ? at<float>(to.address) + where : buffer[0];
+        function(in, out, m);
+        write(out, to, where, m);
+      }
+    }
+  }
+#define ELMAN_MAP(inputs, ...)                                                        \
+  return map(a, first, last, inputs, [&](const float* const* in, float* out, Int n) { \
+    const float *x = in[0], *y = in[1], *z = in[2];                                   \
+    (void)y, (void)z;                                                                 \
+    _Pragma("GCC ivdep") for (Int i = 0; i < n; i++) out[i] = (__VA_ARGS__);          \
+  })
+  static void pointwise(const Instruction& a, Int first, Int last) {
+    using Math = simd::Branchless;
+    const float number = static_cast<float>(a.number[0]);
+    switch (a.code) {
+      case Code::copy:
+        ELMAN_MAP(1, x[i]);
+      case Code::neg:
+        ELMAN_MAP(1, -x[i]);
+      case Code::abs:
+        ELMAN_MAP(1, std::fabs(x[i]));
+      case Code::exp:
+        ELMAN_MAP(1, Exp::of(x[i]));
+      case Code::tanh:
+        ELMAN_MAP(1, Math::tanh(x[i]));
+      case Code::sigmoid:
+        ELMAN_MAP(1, Math::sigmoid(x[i]));
+      case Code::silu:
+        ELMAN_MAP(1, x[i] * Math::sigmoid(x[i]));
+      case Code::relu:
+        ELMAN_MAP(1, x[i] < 0.f ? 0.f : x[i]);
+      case Code::log_sigmoid:
+        ELMAN_MAP(1, std::fmin(x[i], 0.f) - std::log1p(std::exp(-std::fabs(x[i]))));
+      case Code::softplus:
+        ELMAN_MAP(1, softplus(x[i]));
+      case Code::log:
+        ELMAN_MAP(1, std::log(x[i]));
+      case Code::square:
+        ELMAN_MAP(1, x[i] * x[i]);
+      case Code::sqrt:
+        ELMAN_MAP(1, std::sqrt(x[i]));
+      case Code::rsqrt:
+        ELMAN_MAP(1, 1.f / std::sqrt(x[i]));
+      case Code::reciprocal:
+        ELMAN_MAP(1, 1.f / x[i]);
+      case Code::add:
+        ELMAN_MAP(2, x[i] + number * y[i]);
+      case Code::sub:
+        ELMAN_MAP(2, x[i] - number * y[i]);
+      case Code::mul:
+        ELMAN_MAP(2, x[i] * y[i]);
+      case Code::div:
+        ELMAN_MAP(2, x[i] / y[i]);
+      case Code::maximum:
+        ELMAN_MAP(2, x[i] > y[i] || x[i] != x[i] ? x[i] : y[i]);
+      case Code::minimum:
+        ELMAN_MAP(2, x[i] < y[i] || x[i] != x[i] ? x[i] : y[i]);
+      case Code::addcmul:
+        ELMAN_MAP(3, x[i] + number * y[i] * z[i]);
+      default:
+        return;
+    }
+  }
+#undef ELMAN_MAP
+
+  // The sum over the last size, of x or x y, times `number`.
+  static void reduce(const Instruction& a, Int first, Int last, bool two) {
+    alignas(64) float buffer[2][kChunk];
+    for (Int line = first; line < last; line++) {
+      F total{};
+      float rest = 0;
+      for (Int c = 0; c < a.size[3]; c += kChunk) {
+        const Int m = std::min(kChunk, a.size[3] - c);
+        const float *x = read(a.at[1], place(a, a.at[1], line) + c * a.at[1].step[3], m, buffer[0]), *y = nullptr;
+        if (two) y = read(a.at[2], place(a, a.at[2], line) + c * a.at[2].step[3], m, buffer[1]);
+        Int i = 0;
+        for (F u, v; i + kLanes <= m; i += kLanes) {
+          std::memcpy(&u, x + i, sizeof u);
+          if (two) std::memcpy(&v, y + i, sizeof v), u *= v;
+          total += u;
+        }
+        for (; i < m; i++) rest += two ? x[i] * y[i] : x[i];
+      }
+      const float sum = (simd::sum(total) + rest) * static_cast<float>(a.number[0]);
+      write(&sum, a.at[0], place(a, a.at[0], line), 1);
+    }
+  }
+
+  // A class of each row into at[0] and, or -1 for logits that are not finite, at[1]: from logits at[2], seen at[3] (bytes) and waits at[4]
+  // (float, may be null), as `kept_scores` and `race` of elman_core do. Sizes 1, rows, top-k, classes; numbers: penalty, temperature, top-p.
+  static void draw(const Instruction& a, Int first, Int last) {
+    const Int classes = a.size[3], top_k = a.size[2];
+    const float penalty = static_cast<float>(a.number[0]), temperature = static_cast<float>(a.number[1]);
+    std::vector<float> score(classes), sorted(classes);
+    std::vector<Int> order(classes);
+    for (Int r = first; r < last; r++) {
+      const float* logits = read(a.at[2], r * a.at[2].step[1], classes, sorted.data());
+      auto* seen = at<unsigned char>(a.at[3].address) + r * a.at[3].step[1];
+      const float* waits = a.at[4].address ? at<const float>(a.at[4].address) + r * a.at[4].step[1] : nullptr;
+      bool finite = true;
+      for (Int i = 0; i < classes; i++) {
+        float x = logits[i];
+        finite = finite && std::isfinite(x);
+        if (penalty != 1.f && seen[i]) x = x < 0 ? x * penalty : x / penalty;
+        score[i] = waits ? x / temperature : x;
+      }
+      const auto keep = [&](Int i) { return score[i] > -HUGE_VALF; };
+      if (finite && waits && 0 < top_k && top_k < classes) {
+        std::copy(score.begin(), score.end(), sorted.begin());
+        std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<float>());
+        for (float& x : score) x = x < sorted[top_k - 1] ? -HUGE_VALF : x;
+      }
+      float most = -HUGE_VALF, all = 0;
+      for (const float x : score) most = std::max(most, x);
+      if (finite && waits) {
+        for (Int i = 0; i < classes; i++) all += sorted[i] = keep(i) ? std::exp(score[i] - most) : 0.f;
+        if (a.number[2] < 1) {
+          order.clear();
+          for (Int i = 0; i < classes; i++)
+            if (keep(i)) order.push_back(i);
+          std::sort(order.begin(), order.end(), [&](Int i, Int j) { return score[i] != score[j] ? score[i] < score[j] : i < j; });
+          double before = 0;
+          for (std::size_t k = 0; k + 1 < order.size(); k++)
+            if (static_cast<float>(before += sorted[order[k]] / all) <= static_cast<float>(1 - a.number[2]))
+              score[order[k]] = -HUGE_VALF;
+        }
+        for (Int i = 0; i < classes; i++) score[i] = keep(i) ? sorted[i] / waits[i] : -1.f;
+      }
+      const Int drawn = finite ? std::max_element(score.begin(), score.end()) - score.begin() : 0;
+      at<Int>(a.at[0].address)[r] = drawn, at<Int>(a.at[1].address)[r] = finite ? drawn : -1;
+      if (penalty != 1.f) seen[drawn] = 1;
+    }
+  }
+
+  // Rows of the table at[1] by the numbers at[2]; sizes 1, 1, rows, width.
+  static void embedding(const Instruction& a, Int first, Int last) {
+    alignas(64) float buffer[kChunk];
+    for (Int line = first; line < last; line++) {
+      const Int row = at<const Int>(a.at[2].address)[line * a.at[2].step[2]];
+      for (Int c = 0; c < a.size[3]; c += kChunk) {
+        const Int m = std::min(kChunk, a.size[3] - c);
+        write(read(a.at[1], row * a.at[1].step[2] + c, m, buffer), a.at[0], line * a.at[0].step[2] + c, m);
+      }
+    }
+  }
+
+  // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements.
+  void widen(const Instruction& a) {
+    width_ = (a.size[2] + kLanes - 1) / kLanes * kLanes;
+    x_.assign(static_cast<std::size_t>(a.size[0] * width_), 0.f);
+    for (Int r = 0; r < a.size[0]; r++) {
+      float* to = x_.data() + r * width_;
+      const Operand& x = a.at[1];
+      if (x.dtype == kBFloat16) read(at<const BFloat16>(x.address) + r * x.step[0], 1, a.size[2], to);
+      else read(at<const float>(x.address) + r * x.step[0], 1, a.size[2], to);
+    }
+  }
+  void linear(const Instruction& a, Int first, Int last) const {
+    const Int dtype = a.at[2].dtype;
+    if (dtype == kBFloat16) return linear<BFloat16>(a, first, last);
+    if (dtype == kInt8) return linear<std::int8_t>(a, first, last);
+    return linear<float>(a, first, last);
+  }
+  template <class W>
+  void linear(const Instruction& a, Int first, Int last) const {
+    Int n = first;
+    for (; n + 4 <= last; n += 4) rows<W, 4>(a, n);
+    for (; n < last; n++) rows<W, 1>(a, n);
+  }
+  template <class W, int N>
+  void rows(const Instruction& a, Int n) const {
+    Int r = 0;
+    for (; r + 4 <= a.size[0]; r += 4) products<W, N, 4>(a, n, r);
+    for (; r < a.size[0]; r++) products<W, N, 1>(a, n, r);
+  }
+  static F lift(const float* w) {
+    F x;
+    return std::memcpy(&x, w, sizeof x), x;
+  }
+  static F lift(const BFloat16* w) {
+    typedef std::uint16_t Half __attribute__((vector_size(kLanes * 2)));
+    Half raw;
+    std::memcpy(&raw, w, sizeof raw);
+    return simd::bits<F>(__builtin_convertvector(raw, I) << 16);
+  }
+  static F lift(const std::int8_t* w) {
+    typedef std::int8_t Byte __attribute__((vector_size(kLanes)));
+    typedef std::int32_t Word __attribute__((vector_size(kLanes * 4)));
+    Byte raw;
+    std::memcpy(&raw, w, sizeof raw);
+    return __builtin_convertvector(__builtin_convertvector(raw, Word), F);
+  }
+  template <class W, int N, int R>
+  void products(const Instruction& a, Int n, Int r) const {
+    const Int K = a.size[2], step = a.at[2].step[1], whole = K / kLanes * kLanes;
+    const W* w = at<const W>(a.at[2].address) + n * step;
+    const float* x = x_.data() + r * width_;
+    F total[N][R] = {};
+    const auto add = [&](const W* from, Int apart, Int k) {
+      F left[R];
+      for (int j = 0; j < R; j++) left[j] = lift(x + j * width_ + k);
+      for (int i = 0; i < N; i++) {
+        const F right = lift(from + i * apart);
+        __builtin_prefetch(from + (i + N) * apart);  // of the rows that come next
+        for (int j = 0; j < R; j++) total[i][j] += left[j] * right;
+      }
+    };
+    for (Int k = 0; k < whole; k += kLanes) add(w + k, step, k);
+    if (whole < K) {
+      W rest[N * kLanes] = {};
+      for (int i = 0; i < N; i++)
+        std::memcpy(rest + i * kLanes, w + i * step + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
+      add(rest, kLanes, whole);
+    }
+    for (int j = 0; j < R; j++)
+      for (int i = 0; i < N; i++) {
+        float y = simd::sum(total[i][j]), bias;
+        if (a.scales) y *= at<const float>(a.scales)[n + i];
+        const Operand& b = a.at[3];
+        if (b.address) y += *read(b, (r + j) * b.step[0] + (n + i) * b.step[3], 1, &bias);
+        write(&y, a.at[0], (r + j) * a.at[0].step[0] + n + i, 1);
+      }
+  }
+
+  // at[0] (B, M, N) = at[1] (B, M, K) at[2] (B, K, N), all float; sizes B, M, N, K; steps of each by its own three dimensions.
+  static void matmul(const Instruction& a, Int first, Int last) {
+    const Operand &x = a.at[1], &y = a.at[2], &o = a.at[0];
+    for (Int b = first; b < last; b++)
+      for (Int m = 0; m < a.size[1]; m++) {
+        const float *left = at<const float>(x.address) + b * x.step[0] + m * x.step[1],
+                    *right = at<const float>(y.address) + b * y.step[0];
+        float* out = at<float>(o.address) + b * o.step[0] + m * o.step[1];
+        Int n = 0;
+        if (y.step[2] == 1 && o.step[2] == 1) {
+          for (; n + 4 * kLanes <= a.size[2]; n += 4 * kLanes) columns<4>(a, left, right + n, out + n);
+          for (; n + kLanes <= a.size[2]; n += kLanes) columns<1>(a, left, right + n, out + n);
+        }
+        for (; n < a.size[2]; n++) {
+          F total{};
+          float rest = 0;
+          Int k = 0;
+          if (x.step[2] == 1 && y.step[1] == 1)
+            for (; k + kLanes <= a.size[3]; k += kLanes) total += lift(left + k) * lift(right + n * y.step[2] + k);
+          for (; k < a.size[3]; k++) rest += left[k * x.step[2]] * right[k * y.step[1] + n * y.step[2]];
+          out[n * o.step[2]] = simd::sum(total) + rest;
+        }
+      }
+  }
+  template <int U>
+  static void columns(const Instruction& a, const float* left, const float* right, float* out) {
+    F total[U] = {};
+    for (Int k = 0; k < a.size[3]; k++)
+      for (int u = 0; u < U; u++) total[u] += left[k * a.at[1].step[2]] * lift(right + k * a.at[2].step[1] + u * kLanes);
+    std::memcpy(out, total, sizeof total);
+  }
+};
+
+}  // namespace elman::program

@@ -1,0 +1,240 @@
+"""Records a function's work on a CPU, and repeats it without Python where there are instructions for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build, launch
+from elman_core.kernels.family import Family, Row
+from elman_core.kernels.runtime import load_or_warn, mode, row_by_row
+from elman_core.kernels.toolchain import find_host_compiler
+from elman_core.registry.errors import KernelError
+
+from .lower import Instruction, UnknownOperationError, lower, name_of
+from .tape import Operation, Tape, tensors
+
+_FAMILY = Family(
+    "program",
+    {"C": "count", "I": "words"},
+    {"run": "code threads"},
+    members=(Row("code", "CI", "index"),),
+    numbers="threads stream",
+)
+
+
+def extension() -> build.Extension:
+    """What repeats a program; the same for all models."""
+    return build.shipped("program", "program_cpu.cpp", cpu=True, DTYPE=torch.float32)
+
+
+class _Checked(Tape):
+    """A tape that compares the instructions of each operation with plain PyTorch, from the very inputs of the recording.
+
+    Attributes:
+        before: what the function wrote that it had not made, with the values before: {address: (tensor, values)}.
+        made: the addresses of what the function made. lowered: the instructions of each operation, None for Python.
+        coarsest: the largest relative distance of two numbers, over the dtypes of all results.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module, self.held = module, list[Tensor]()
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.made, self.written = set[int](), set[int]()
+        self.lowered: list[list[Instruction] | None] = []
+        self.coarsest = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        private: Any = torch._C
+        inside = None
+        if func.namespace == "elman":
+            inside = private.DispatchKey.CompositeExplicitAutograd if "torch" in args else None
+        elif name_of(func) is None and func._can_decompose():
+            inside = private.DispatchKey.CompositeImplicitAutograd
+        if inside is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            return func._op_dk(inside, *args, **(kwargs or {}))
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        changed = Operation(func, args, kwargs, None).written()
+        for x in changed:
+            if (at := _at(x)) not in self.made and at not in self.before:
+                whole = x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
+                self.before[at] = whole, whole.clone()
+        self.written |= {_at(x) for x in changed}
+        old = [x.clone() for x in changed]
+        out = super().run(func, args, kwargs)
+        given = {_at(x) for x in tensors((args, kwargs))}
+        fresh = [x for x in tensors(out) if _at(x) not in given]
+        self.made |= {_at(x) for x in fresh}
+        self.lowered.append(None)
+        if results := [*changed, *fresh]:
+            try:
+                self.lowered[-1] = lower(Operation(func, args, kwargs, out), self.held)
+            except UnknownOperationError:
+                if name_of(func) == "linear":  # then a row's bits might depend on the rows beside it
+                    raise RuntimeError(f"there is no instruction for a product of {args[0].dtype}") from None
+                return out
+            wanted = [x.clone() for x in results]
+            for x, value in zip(changed, old, strict=True):
+                x.copy_(value)
+            call(self.module, self.lowered[-1] or [], 1)()
+            for x, right in zip(results, wanted, strict=True):
+                eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
+                self.coarsest = max(self.coarsest, eps)
+                _compare(func, x, right, eps)
+                x.copy_(right)
+        else:
+            self.lowered[-1] = []  # a view
+        return out
+
+
+def _at(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _compare(func: Any, x: Tensor, right: Tensor, eps: float) -> None:
+    """Half of the digits of numbers stored this exactly must agree: what is wrong is far off, and rounding is far below."""
+    same = torch.equal(x, right)
+    if not same and x.is_floating_point():
+        most = right.nan_to_num(0, 0, 0).abs().max()
+        same = torch.allclose(x, right, rtol=0, atol=eps**0.5 * float(most), equal_nan=True)
+    if not same:
+        raise KernelError(f"decoding on this CPU computes a wrong {func}: set ELMAN_KERNELS=off, and report this line")
+
+
+def call(module: Any, code: Sequence[Instruction], threads: int) -> Callable[[], None]:
+    """What runs these instructions."""
+    made = module.call(code=torch.tensor(code), threads=threads, stream=0)
+    return lambda: made.run("run")
+
+
+class Program:
+    """A recorded function: called, it repeats it.
+
+    Attributes:
+        in_python: the operators for which there are no instructions.
+    """
+
+    def __init__(self, tape: _Checked, result: Tensor) -> None:
+        self.result, self._tape = result, tape
+        self.steps: list[Callable[[], None]] = []
+        self.in_python: list[str] = []
+        code: list[Instruction] = []
+        constant = _constants(tape)
+        for operation, lowered in zip(tape.operations, tape.lowered, strict=True):
+            if id(operation.out) in constant:
+                continue
+            if lowered is None:
+                if code:
+                    self.steps.append(call(tape.module, code, torch.get_num_threads()))
+                code = []
+                self.steps.append(operation.again)
+                self.in_python.append(operation.name)
+            else:
+                code += lowered
+        if code:
+            self.steps.append(call(tape.module, code, torch.get_num_threads()))
+
+    def __call__(self) -> Tensor:
+        for step in self.steps:
+            step()
+        return self.result
+
+    def release(self) -> None:
+        self.steps = []
+
+
+def _constants(tape: _Checked) -> set[int]:
+    """The results, by id, that are the same in every repetition: of functions of constants that nothing writes."""
+    made, same = set(tape.made), set[int]()
+    for func, args, kwargs, out in tape.operations:
+        given = tensors((args, kwargs))
+        fresh = [x for x in tensors(out) if _at(x) not in {_at(x) for x in given}]
+        fixed = all(x.is_floating_point() and _at(x) not in made and _at(x) not in tape.written for x in given)
+        if fresh and fixed and not any(_at(x) in tape.written for x in fresh):
+            made -= {_at(x) for x in fresh}
+            same.add(id(out))
+        elif func.overloadpacket.__name__ in ("empty", "empty_like", "new_empty"):
+            same.add(id(out))
+    return same
+
+
+class CpuRecorder:
+    """A `Recorder` for a CPU. module: the compiled one."""
+
+    burst = 1
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def work(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Program:
+        """As `Recorder.record`: what `run` changes is as before afterwards.
+
+        Raises:
+            RuntimeError: it reads a value on the host, or multiplies what there is no instruction for.
+            KernelError: an instruction does not compute what plain PyTorch does.
+        """
+        states = [generator.get_state() for generator in generators]
+        tape = _Checked(self.module)
+        try:
+            with row_by_row(), tape:
+                result = run()
+            program, wholes = Program(tape, result), [whole for whole, _ in tape.before.values()]
+            after = [whole.clone() for whole in wholes]
+            with row_by_row():
+                run()  # from where the first run ended: what no listed operation computed is another number now
+            right = [whole.clone() for whole in wholes]
+            _put(wholes, after)
+            program()
+            for whole, wanted in zip(wholes, right, strict=True):
+                if whole.is_floating_point():
+                    _compare("state", whole, wanted, tape.coarsest)
+            return program
+        finally:
+            _put([whole for whole, _ in tape.before.values()], [values for _, values in tape.before.values()])
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def _put(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for x, value in zip(xs, values, strict=True):
+        x.copy_(value)
+
+
+_ready: list[Any] = []
+_building: list[threading.Thread] = []
+
+
+def recorder_when_built() -> CpuRecorder | None:
+    """The recorder of this machine. None without a compiler, with ELMAN_KERNELS=off, and while the module is compiled beside
+    what runs; a process that ends before that waits for it, so that it happens once.
+    """
+    what = "decoding on a CPU"
+    if not _ready and load_or_warn(what, find_host_compiler if not _is_built() else lambda: True) is None:
+        return None
+
+    def prepare() -> None:
+        if (found := load_or_warn(what, lambda: launch.opened(extension(), _FAMILY))) is not None:
+            _ready.append(found)
+
+    if not _ready and (mode() == "require" or _is_built()):
+        prepare()
+    elif not _ready and not _building:
+        _building.append(threading.Thread(target=prepare))
+        _building[0].start()
+    return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
+
+
+def _is_built() -> bool:
+    return all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))

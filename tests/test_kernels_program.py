@@ -1,0 +1,189 @@
+"""Programs of a CPU: recorded operations, repeated by a compiled module, give what plain PyTorch gives for other inputs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from elman_core import LadderLM
+from elman_core.generation import Sampling, generate_bytes
+from elman_core.generation import loop as loop_module
+from elman_core.generation.sampling import choose
+from elman_core.kernels import launch
+from elman_core.kernels.program import recorder as made_in
+from elman_core.kernels.program.recorder import CpuRecorder
+from elman_core.registry import KernelError, list_variants
+from elman_core.testing.kernel import need_host_compiler
+
+f32, bf16 = torch.float32, torch.bfloat16
+# Of a (3, 5, 70), b (70), c (3, 1, 70), w (70, 70), s (3, 4, 70, 20), b and c with gaps: every instruction.
+FUNCTIONS = {
+    "pointwise": lambda a, b, c, **_: [
+        torch.exp(9 * a), a.tanh() - c.sigmoid(), F.silu(a) / (b.abs() + 1), F.logsigmoid(c), F.softplus(a), 1 - b,
+        a.square().neg(), a.abs().sqrt(), (b.abs() + 1).rsqrt(), (b.abs() + 1).reciprocal(), (a.abs() + 1).log(), a.relu(),
+        torch.minimum(a, c), torch.maximum(a, b), torch.add(a, b, alpha=3), torch.sub(a, b, alpha=3),
+        torch.addcmul(a, b, c, value=-0.5),
+    ],
+    "in place": lambda a, b, **_: [(a * 1).mul_(b).add_(1).div_(4).tanh_(), torch.mul(a, b, out=torch.empty_like(a))],
+    "moved": lambda a, c, **_: [
+        a.to(f32), a.to(bf16), a.mT.contiguous(), a.mT.reshape(-1), a.mT.clone(), torch.cat([a, c], 1),
+        torch.stack([a, a + 1], 1),
+    ],
+    "sums": lambda a, s, **_: [a.sum(-1), a.sum(1, keepdim=True), a.mean(0), torch.linalg.vecdot(a, a), s.sum(-2)],
+    "products": lambda a, b, w, **_: [
+        F.linear(a, w), F.linear(a, w[:7], b[:7]), F.linear(a[:, 0], w), torch.addmm(a[0], a[1], w.mT), a @ w.mT,
+    ],
+    "products in float32": lambda a, w, s, **_: [
+        s.float().mT @ s.float(), s.float()[:, :, :1] @ s.float().mT, a.float() @ w.float(), torch.bmm(a.float(), a.float().mT),
+    ],
+    "rows of a table": lambda w, **_: [F.embedding(ROWS, w)],
+}  # fmt: skip
+ROWS = torch.tensor([[0, 69, 7, 7, 13]])
+
+
+@pytest.fixture
+def module():
+    need_host_compiler()
+    return launch.opened(made_in.extension(), made_in._FAMILY)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_program_gives_what_plain_pytorch_gives_for_other_inputs(name, dtype, module):
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes):
+        return torch.randn(*sizes, generator=random).to(dtype)
+
+    inputs = {
+        "a": drawn(3, 5, 70), "b": drawn(140)[::2], "c": drawn(6, 2, 70)[::2, :1], "w": drawn(70, 70), "s": drawn(3, 4, 70, 20),
+    }  # fmt: skip
+    results = [torch.zeros_like(x) for x in FUNCTIONS[name](**inputs)]
+
+    def run():
+        for x in inputs.values():
+            x.mul_(1)  # what nothing writes is a constant
+        for to, of in zip(results, FUNCTIONS[name](**inputs), strict=True):
+            to.copy_(of)
+        return results[0]
+
+    with torch.inference_mode():
+        program = CpuRecorder(module).record(run)
+        assert program.in_python == []
+        for x in inputs.values():
+            x.copy_(torch.randn(x.shape, generator=random))
+        program()
+        for x, right in zip(results, FUNCTIONS[name](**inputs), strict=True):
+            close = {"rtol": 1e-5, "atol": 2e-5} if x.dtype == f32 and dtype == f32 else {"rtol": 2**-7, "atol": 2**-5}
+            torch.testing.assert_close(x, right, **close)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [Sampling(), Sampling(0.0, repetition_penalty=1.4), Sampling(0.7, 40, 0.9, 1.3), Sampling(1.3, 0, 0.6)],
+    ids=str,
+)
+def test_a_program_draws_the_class_that_plain_pytorch_draws(how, module):
+    random = torch.Generator().manual_seed(0)
+    logits, seen = torch.zeros(50, 300), torch.rand(50, 300, generator=random) < 0.1
+    drawn, shown = torch.zeros(2, 50, dtype=torch.int64)
+    given = seen.clone()
+
+    def run():
+        logits.mul_(1)
+        choose(logits, how, seen, random, drawn, shown)
+        return drawn
+
+    with torch.inference_mode():
+        program = CpuRecorder(module).record(run, [random])
+        assert program.in_python == ["exponential_"] * (how.temperature > 0)
+        logits.copy_(3 * torch.randn(50, 300))[7, 3] = torch.nan
+        before = random.get_state()
+        program()
+        found = drawn.clone(), shown.clone(), seen.clone()
+        random.set_state(before)
+        seen.copy_(given)
+        run()
+    fine = torch.arange(50) != 7
+    for x, right in zip(found, (drawn, shown, seen), strict=True):
+        assert torch.equal(x[fine], right[fine])
+    assert found[1][7] == shown[7] == -1
+
+
+def test_a_row_of_a_product_has_the_same_bits_whatever_is_beside_it(module):
+    x, w = torch.randn(9, 70), torch.randn(50, 70)
+    found = []
+    for rows in (1, 3, 9):
+        y, held = torch.zeros(rows, 50), x[:rows].clone()
+        CpuRecorder(module).record(lambda y=y, held=held: y.copy_(F.linear(held.mul_(1), w)))()
+        found.append(y[0].clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_wrong_instruction_and_work_that_is_not_listed_are_found(module, monkeypatch):
+    x, y, hidden = torch.ones(8), torch.zeros(8), [1.0]
+
+    def unlisted():
+        hidden[0] *= 2  # as code that a compiler made does: no operation of torch shows it
+        return y.add_(hidden[0])
+
+    with pytest.raises(KernelError, match="wrong state"):
+        CpuRecorder(module).record(unlisted)
+    monkeypatch.setitem(made_in.lower.__globals__["CODES"], "add", made_in.lower.__globals__["CODES"]["sub"])
+    with pytest.raises(KernelError, match=r"wrong aten.add.Tensor: set ELMAN_KERNELS=off"):
+        CpuRecorder(module).record(lambda: y.copy_(x + 2))
+
+
+@pytest.mark.parametrize("variant", list_variants())
+def test_a_text_of_a_program_is_that_of_plain_pytorch(variant, module, monkeypatch, caplog):
+    torch.manual_seed(0)
+    model = LadderLM(variant, dim=128, depth=1).eval()
+    if any(block.mixer.state_growth != "constant" for block in model.model.layers):
+        pytest.skip("its state grows")
+    made = []
+
+    class Counting(CpuRecorder):
+        def record(self, *given):
+            made.append(super().record(*given))
+            return made[-1]
+
+    texts = []
+    for recorder in (None, Counting(module)):
+        monkeypatch.setattr(loop_module, "recorder_for", lambda *_, recorder=recorder: recorder)
+        with caplog.at_level(logging.WARNING):
+            texts.append(
+                list(generate_bytes(model, b"def ", max_new_bytes=24, num=2, how=Sampling(0.8, 40, 0.9), seed=1))
+            )
+    assert texts[0] == texts[1]
+    assert len(made) == 1, caplog.text
+
+
+def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cannot_be(tmp_path, monkeypatch, caplog):
+    need_host_compiler()
+    monkeypatch.setattr(made_in, "_ready", [])
+    monkeypatch.setattr(made_in, "_building", [])
+    monkeypatch.setattr(made_in.build, "_failed", {})
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    assert made_in.recorder_when_built() is None
+    assert not made_in._building, "nothing is compiled"
+    monkeypatch.setenv("ELMAN_KERNELS", "auto")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert made_in.recorder_when_built() is None
+    (line,) = caplog.messages
+    assert "NO KERNEL for decoding on a CPU" in line
+    assert "CXX=no-such-compiler is not an executable" in line
+    monkeypatch.delenv("CXX")
+    compiled = threading.Event()
+    monkeypatch.setattr(made_in.launch, "opened", lambda *_: compiled.wait(60) and "module")
+    assert made_in.recorder_when_built() is None, "it does not wait"
+    compiled.set()
+    made_in._building[0].join()
+    assert made_in.recorder_when_built().module == "module"
