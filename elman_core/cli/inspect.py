@@ -64,12 +64,13 @@ def _listed() -> list[dict[str, Any]]:
     from elman_core.kernels.build import writable_cache
     from elman_core.registry import ElmanError
     from elman_core.registry.checks import is_missing
+    from elman_core.registry.variant import is_of
     from elman_core.storage import read_json, write_json
 
     rows, key = None, _installation()
     with contextlib.suppress(ElmanError, OSError):  # without a cache every call loads the plugins
         kept = read_json(writable_cache() / "variants.json")
-        rows = kept["rows"] if kept["key"] == key else None
+        rows = kept["rows"] if kept.get("key") == key and is_of(kept.get("rows"), list[dict]) else None
     if rows is None:
         rows = _loaded()
         with contextlib.suppress(ElmanError, OSError):

@@ -19,7 +19,6 @@ itself is not finite, the inputs are unsuitable, and nothing is said about the k
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from elman_core.registry.checks import one_line
 from elman_core.registry.errors import KernelError, KernelTimeoutError
+from elman_core.storage import read_json
 
 from . import build
 from .build import Extension
@@ -198,10 +198,8 @@ def recorded_errors(spec: KernelSpec, target: Target) -> Mapping[str, float]:
 
 
 def read_record(spec: KernelSpec) -> dict[str, Any]:
-    """The whole file of recorded errors, by architecture; empty if there is none."""
-    if spec.record is None or not spec.record.is_file():
-        return {}
-    return cast(dict[str, Any], json.loads(spec.record.read_text(encoding="utf-8")))
+    """The whole file of recorded errors, by architecture; empty if there is none. Raises `CheckpointError` if it is damaged."""
+    return read_json(spec.record) if spec.record is not None and spec.record.is_file() else {}
 
 
 def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Mapping[str, float]) -> Inputs:

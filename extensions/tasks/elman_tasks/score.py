@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elman_core.extension import CheckpointError, write_text
+from elman_core.extension import CheckpointError, read_bytes, write_text
 
 from .catalogue import Task
 
@@ -55,12 +55,21 @@ def read(run: Path) -> list[dict[str, Any]]:
         CheckpointError: a line is damaged.
     """
     try:
-        text = (run / FILE).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        lines = [json.loads(line) for line in read_bytes(run / FILE).decode().splitlines()]
+        if not all(map(_is_line, lines)):
+            raise ValueError("a line is not a step and its tests")
+        return lines
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{run / FILE} cannot be read ({error}): remove it, then resume the run") from error
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, dict) or type(line.get("step")) is not int or not isinstance(line.get("tests"), dict):
+        return False
+    tests, keys = line["tests"].values(), ("places", "end", "whole")
+    return all(isinstance(test, dict) and all(isinstance(test.get(key), float) for key in keys) for test in tests)
 
 
 def add(run: Path, step: int, tests: Mapping[str, Any]) -> None:

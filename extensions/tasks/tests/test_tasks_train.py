@@ -19,7 +19,7 @@ from elman_tasks.source import TaskSource
 
 from elman_core.cli import main as elman
 from elman_core.cli._scaffold import render
-from elman_core.extension import ConfigError
+from elman_core.extension import CheckpointError, ConfigError
 
 TRAIN = ["--steps", "4", "--set", "train.batch_size=4", "--set", "train.eval_every=2", "--set", "train.save_every=2"]
 
@@ -72,8 +72,12 @@ def test_accuracy_counts_places_ends_and_whole_sequences():
 
 def test_lines_of_later_steps_are_replaced(tmp_path):
     for step in (2, 4, 6, 4):
-        add(tmp_path, step, {"8": step})
+        add(tmp_path, step, {"8": {"places": 0.5, "end": 0.5, "whole": 0.5}})
     assert [line["step"] for line in read(tmp_path)] == [2, 4]
+    for damaged in ("3", "[]", '{"step": 4}', '{"step": "4", "tests": {}}', '{"step": 4, "tests": {"8": 0.5}}', "{"):
+        (tmp_path / "accuracy.jsonl").write_text(damaged + "\n")
+        with pytest.raises(CheckpointError, match="remove it, then resume"):
+            read(tmp_path)
 
 
 def test_a_resumed_run_has_the_accuracies_of_an_uninterrupted_one(tmp_path, capsys):
