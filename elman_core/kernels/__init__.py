@@ -4,6 +4,8 @@ Environment variables: `ELMAN_KERNELS` (auto, off, require), `ELMAN_CACHE` (fold
 `ELMAN_VERIFY` (skip). Importing this package does not import torch, nor does building.
 """
 
+# ruff: noqa: F401 (the names are read from _NAMES when they are asked for)
+
 from __future__ import annotations
 
 import importlib
@@ -27,25 +29,15 @@ if TYPE_CHECKING:
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used
 
-_HOME = {
-    "Case": "spec", "Compiled": "dispatch", "DenseKernel": "dense.op", "ElementwiseKernel": "elementwise.op",
-    "Extension": "build", "GatesKernel": "gates.op",
-    "KernelSpec": "spec", "Maps": "matrix.spec", "MatrixKernel": "matrix.op", "Report": "verify", "RowsKernel": "rows.op",
-    "Stamp": "verify_cache",
-    "check_errors": "dense.native", "choose": "dispatch", "compute_dtype": "runtime",
-    "document_starts": "spec", "emulated": "build",
-    "ensure_verified": "verify_cache",
-    "error_word": "dense.native", "in_words": "dispatch", "load": "build", "load_or_warn": "runtime", "operator": "runtime",
-    "padding_mask": "spec", "product": "dense.portable", "register": "dispatch", "shipped": "build",
-    "stamp": "verify_cache", "used": "verify_cache",
+_NAMES = {
+    "build": "Extension emulated load shipped", "dense.native": "check_errors error_word", "dense.op": "DenseKernel",
+    "dense.portable": "product", "dispatch": "Compiled choose in_words register", "elementwise.op": "ElementwiseKernel",
+    "gates.op": "GatesKernel", "matrix.op": "MatrixKernel", "matrix.spec": "Maps", "rows.op": "RowsKernel",
+    "runtime": "compute_dtype load_or_warn operator", "spec": "Case KernelSpec document_starts padding_mask",
+    "verify": "Report", "verify_cache": "Stamp ensure_verified stamp used",
 }  # fmt: skip
-__all__ = [
-    "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec", "Maps",
-    "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose", "compute_dtype", "document_starts", "emulated",
-    "ensure_verified",
-    "error_word", "in_words", "load", "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp",
-    "used",
-]  # fmt: skip
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["KernelError", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
