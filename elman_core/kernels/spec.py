@@ -98,9 +98,11 @@ class Case:
 
     @classmethod
     def of(cls, letters: str, sizes: Sequence[int], dtype: torch.dtype, **special: Any) -> Case:
-        """A case with sizes in the order of their letters. Keywords other than masked, strided and bare are options."""
+        """A case with sizes in the order of their letters. Keywords other than masked, strided and bare are options,
+        if they are on."""
         flags = {name: special.pop(name, False) for name in ("masked", "strided", "bare")}
-        return cls(dict(zip(letters, sizes, strict=True)), dtype, options=special, **flags)
+        options = {name: value for name, value in special.items() if value}
+        return cls(dict(zip(letters, sizes, strict=True)), dtype, options=options, **flags)
 
     def has(self, what: str) -> bool:
         """Whether it has a flag or an option on; "not bare" and "" are conditions, too."""
@@ -219,9 +221,9 @@ class Problems:
     letters: str
     dtypes: Sequence[torch.dtype]
     named: Sequence[tuple[tuple[int, ...], str]]
-    large: Sequence[tuple[tuple[int, ...], str]]
     values: Mapping[str, Sequence[Any]]
-    words: str = "masked strided bare"
+    large: Sequence[tuple[tuple[int, ...], str]] = ()
+    words: str = "masked strided bare packed"
     count: int = 40
     wide: int = 1
     compiled: str = ""

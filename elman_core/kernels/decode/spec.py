@@ -131,7 +131,6 @@ PROBLEMS = {
         "BD",
         DTYPES,
         named=(((1, 1536), "adds"), ((64, 1281), "adds strided"), ((5, 8192), "")),
-        large=(),
         values={"B": (3, 8, 63), "D": (1, 31, 255, 256, 257, 768, 1280, 2048, 4096)},
         words="adds strided",
         count=18,
@@ -143,7 +142,6 @@ PROBLEMS = {
             ((64, 256), ""), ((64, 256), "penalised greedy"), ((64, 256), "top_k top_p"), ((64, 256), "penalised top_p"),
             ((256, 256), "top_k top_p each strided"), ((7, 77), "penalised top_p"),
         ),
-        large=(),
         values={"B": (5, 31, 128, 256), "V": (1, 2, 31, 33, 128, 255, 256)},
         words="penalised greedy top_k top_p each strided",
         count=42,
@@ -154,7 +152,7 @@ _TINY = (
     ((3, 48, 48), "direct bias strided"),
 )  # fmt: skip
 STEP_PROBLEMS: dict[Any, Problems] = {
-    "host": Problems("BKN", NARROW, named=_TINY, large=(), values={"B": (2,), "KN": ((24, 16),)}, words="bias", count=2),
+    "host": Problems("BKN", NARROW, named=_TINY, values={"B": (2,), "KN": ((24, 16),)}, words="bias", count=2),
     "cuda": Problems(
         "BKN",
         NARROW,

@@ -69,7 +69,7 @@ class Recurrence(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, slots: int = 1, packed: bool = False) -> Sequence[Case]:
         sizes = (first_steps(rows, width), rows, width, *([slots] if self.cell.blocks else []))
-        return [Case.of("TBdS"[: len(sizes)], sizes, dtype, **({"packed": True} if packed else {}))]
+        return [Case.of("TBdS"[: len(sizes)], sizes, dtype, packed=packed)]
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""

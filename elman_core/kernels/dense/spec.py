@@ -101,7 +101,6 @@ PROBLEMS: dict[Any, Problems] = {
         # Odd and tiny widths test indices, which float64 shows exactly.
         large=(((5, 4, 1), ""), ((21, 3, 200), "strided"), ((16384, 1, 8), "")),
         values={"T": (1, 2, 13, 50), "B": (1, 5, 33), "d": (3, 7, 32, 48)},
-        words="masked strided bare packed",
         count=24,
         wide=4,
     ),
@@ -118,7 +117,6 @@ PROBLEMS: dict[Any, Problems] = {
             "T": (1, 7, 33, 40), "B": (2, 3, 32, 72),
             "d": (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096),
         },
-        words="masked strided bare packed",
         count=120,
         compiled="d", modules=11,  # some in two ways, for a small batch and a large one
     ),
@@ -130,7 +128,6 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((4096, 2, 64), ""),),
         values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 320)},
-        words="masked strided bare packed",
         count=20,
     ),
 }  # fmt: skip
@@ -142,8 +139,8 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
             ((1, 3, 10, 2), ""), ((7, 3, 15, 3), ""), ((9, 4, 10, 2), "masked"), ((8, 2, 20, 4), "masked strided"),
             ((33, 2, 10, 2), "strided bare"), ((9, 3, 10, 2), "masked packed"),
         ),
-        large=(),
         values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((12, 2), (32, 8))},
+        words="masked strided bare",
         count=6,
     ),
     "cuda": Problems(
@@ -153,17 +150,15 @@ BLOCK_PROBLEMS: dict[Any, Problems] = {
             ((1, 3, 128, 2), ""), ((7, 3, 192, 3), ""), ((9, 4, 128, 2), "masked"), ((8, 2, 256, 4), "masked strided"),
             ((33, 2, 128, 2), "strided bare"), ((9, 3, 128, 2), "masked packed"),
         ),
-        large=(),
         values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((4096, 8), (3072, 4), (2048, 2), (2048, 8))},
+        words="masked strided bare",
         count=12,
     ),
     "cpu": Problems(
         "TBdS",
         CPU_DTYPES,
         named=(((1, 3, 150, 3), ""), ((18, 7, 150, 3), "masked packed"), ((33, 2, 160, 4), "strided bare")),
-        large=(),
         values={"T": (1, 21, 40), "B": (2, 9), "dS": ((120, 2), (256, 8))},
-        words="masked strided bare packed",
         count=6,
     ),
 }  # fmt: skip

@@ -70,7 +70,6 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((16, 3, 4), "masked packed"), ((4096, 1, 8), "")),
         values={"T": (1, 2, 16, 65), "B": (1, 3, 33), "d": (2, 7, 32)},
-        words="masked strided bare packed",
         count=24,
         wide=16,
     ),
@@ -90,7 +89,6 @@ PROBLEMS: dict[Any, Problems] = {
             "T": (1, 16, 21, 31, 48, 129), "B": (3, 32, 70),
             "d": (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096),
         },
-        words="masked strided bare packed",
         count=60,
     ),
     "cpu": Problems(
@@ -101,7 +99,6 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((4096, 1, 256), ""),),
         values={"T": (1, 16, 21, 65), "B": (1, 3, 9), "d": (37, 64, 129, 320)},
-        words="masked strided bare packed",
         count=20,
     ),
 }  # fmt: skip

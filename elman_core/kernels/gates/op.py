@@ -185,8 +185,8 @@ class GatesKernel(Compiled):
         return [native.extension(self.cell, target, *size, packed, heads) for size in sizes]
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False, heads: int = 1) -> Sequence[Case]:
-        words, steps = {"packed": True} if packed else {}, first_steps(rows, width)
-        return [Case.of("TBHd" if heads > 1 else "TBd", (steps, rows, *[heads] * (heads > 1), width), dtype, **words)]
+        sizes = first_steps(rows, width), rows, *[heads] * (heads > 1), width
+        return [Case.of("TBHd" if heads > 1 else "TBd", sizes, dtype, packed=packed)]
 
 
 def _problem(like: Tensor, width: int, packed: bool, heads: int, cpu: bool) -> tuple[Any, ...]:

@@ -236,5 +236,4 @@ class MatrixKernel(Compiled):
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
         sizes, parsed = (2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), Form.parse(form)
-        special: dict[str, Any] = {n: x for n in ("packed", "wide") if (x := getattr(parsed, n))}
-        return [problems.case(sizes, dtype, maps=maps, on=on, **special)]
+        return [problems.case(sizes, dtype, maps=maps, on=on, packed=parsed.packed, wide=parsed.wide)]

@@ -143,7 +143,7 @@ def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
         if cell.vectors:
             yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=_wide(cell))
         for i, size in enumerate(_AT_ONCE if blocks and grid == "full" else ()):
-            words = {"masked": i > 2, **({"packed": True} if i % 2 else {})}
+            words = {"masked": i > 2, "packed": i % 2 == 1}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
 
 
