@@ -149,9 +149,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, without its digest, which is compared; files of older versions have none.
 
     Raises:
-        CheckpointError: not an object, or not the object that was written. OSError: it cannot be read.
+        FileNotFoundError: it is missing. CheckpointError: it cannot be read, or is not the object that was written.
     """
-    text = read_bytes(path)
+    try:
+        text = read_bytes(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         value = json.loads(text.decode())
         matches = isinstance(value, dict) and value.pop(DIGEST, None) in (None, _digest(value))

@@ -76,6 +76,8 @@ def test_numbers_that_are_not_json_are_damage(number, tmp_path):
     (tmp_path / "a.json").write_text(f'{{"text": [{number}]}}')
     with pytest.raises(CheckpointError, match="is damaged: it is not JSON"):
         read_json(tmp_path / "a.json")
+    with pytest.raises(CheckpointError, match="cannot be read: it is not a regular file"):
+        read_json(tmp_path)
 
 
 @pytest.fixture(scope="module")

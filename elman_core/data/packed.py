@@ -110,10 +110,8 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = read_json(place)
     except FileNotFoundError as error:
         raise DataError(f"{path} is a packed file without its manifest: copy {place.name} beside it") from error
-    except (OSError, CheckpointError) as error:
-        raise DataError(
-            f"the manifest of {path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+    except CheckpointError as error:
+        raise DataError(f"{error}; pack {path} again") from error
     wrong = [name for name, kind in _NEEDED.items() if not is_of(manifest.get(name), kind)]
     if not wrong and manifest.get("tokenizer") is not None:
         wrong = [name for name in ("path", "sha256") if not isinstance(manifest["tokenizer"].get(name), str)]

@@ -70,8 +70,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         return read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def step_of(path: Path) -> int | None:

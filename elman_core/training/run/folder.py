@@ -196,8 +196,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         trains_on = f"; to train this model on: elman train --init {shlex.quote(str(path))} --data FILE"
         is_model = (path / "config.json").is_file() or str(path).startswith("pretrained/")
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}{trains_on if is_model else ''}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error.strerror}") from error
     except AlteredError as error:
         changed = _changed(path, error.value) or "restore it from a copy"
         raise CheckpointError(f"{error}; {changed}") from error

@@ -224,8 +224,6 @@ def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:
 def _exit_code(path: Path) -> int | None:
     try:
         code = read_json(path)["exit_code"]
-    except FileNotFoundError:
-        return None
-    except (CheckpointError, KeyError):  # the lock tells whether the attempt runs
+    except (FileNotFoundError, CheckpointError, KeyError):  # the lock tells whether the attempt runs
         return None
     return code if isinstance(code, int) else None

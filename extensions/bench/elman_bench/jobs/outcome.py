@@ -106,5 +106,5 @@ def _manifest(job: Job) -> dict[str, Any]:
         return {}
     try:
         return read_json(job.run / "manifest.json")
-    except (FileNotFoundError, NotADirectoryError, CheckpointError):
+    except (FileNotFoundError, CheckpointError):
         return {}

@@ -195,8 +195,8 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
         return read_json(path), ""
     except FileNotFoundError:
         return {}, f"it has no {path.name}"
-    except (OSError, CheckpointError) as error:
-        return {}, getattr(error, "strerror", None) or str(error)
+    except CheckpointError as error:
+        return {}, str(error)
 
 
 def status_of(run: Run) -> tuple[str, str]:
