@@ -37,6 +37,11 @@ PROBLEMS = {
     "matrix": ("matrix", "µs: E88 and the other cells of matrix states; large heads", ""),
     "matrix-peers": ("matrix", "µs: E97 and M²RNN, the same inputs", "Emender's and xma's Triton kernels"),
     "rules": ("matrix", "µs of a decoding step: the linear rules", "fla's fused_recurrent"),
+    "rules-whole": (
+        "matrix",
+        "µs: the linear rules with a decay for each channel, 32K and 128K tokens",
+        "fla's chunks",
+    ),
     "conv": ("conv", "µs: the causal convolution, four taps", "causal-conv1d, fla, torch"),
     "cross-entropy": (
         "cross_entropy",

@@ -84,7 +84,7 @@ def rwkv7(s: Tensor, k: Tensor, decay: Tensor, read: Tensor, again: Tensor, v: T
 def _removed(inputs: dict[str, Any], options: Mapping[str, Any]) -> None:
     """RWKV-7's: what is read is of length 1, and a part of it is written back with the opposite sign."""
     share, read = inputs["again"], F.normalize(inputs["read"].double() - 0.75, dim=-1)
-    inputs["read"], inputs["again"] = read.to(share.dtype), (-read * share).to(share.dtype)
+    inputs["read"], inputs["again"] = read.to(inputs["read"].dtype), (-read * share).to(share.dtype)
 
 
 GATED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))

@@ -41,11 +41,11 @@ class Rule:
             made[name] = x if kind == "log" or letters == "BTH" else x.to(dtype)
         return made
 
-    def theirs(self, way: str, x: dict[str, Tensor], state_BHKV: Tensor) -> tuple[Tensor, Tensor]:
-        """o and S_T. way: "chunk" or "fused_recurrent"."""
+    def theirs(self, way: str, x: dict[str, Tensor], state_BHKV: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
+        """o and S_T. way: "chunk" or "fused_recurrent". more: of fla's arguments."""
         function = getattr(importlib.import_module(f"fla.ops.{self.module}"), f"{way}_{self.name}")
         given = {self.q if n == "q" else n: value for n, value in x.items()}
-        o_BTHV, last_BHKV = function(**given, scale=1.0, initial_state=state_BHKV, output_final_state=True)
+        o_BTHV, last_BHKV = function(**given, scale=1.0, initial_state=state_BHKV, output_final_state=True, **more)
         return o_BTHV, last_BHKV
 
 

@@ -6,7 +6,8 @@ gate and V of its own, with and without tanh. `matrix-peers`: E97 beside Emender
 which a checkout is named by EMENDER_TREE and XMA_TREE; they keep their states in bfloat16. xma tunes its kernels over warps
 and stages: here up to 8 and 2 of them, a third of its list. `rules`: a decoding step of the linear rules, ours with the cells
 of the tests and fla's fused_recurrent functions, from CUDA graphs of 64 steps; gates are given. They are compared after one
-step.
+step. `rules-whole`: those with a decay for each channel over 32K and 128K tokens at their papers' heads, ours with the decay's
+exponential and fla's chunks in their fast form for decays that are bounded below.
 """
 
 from __future__ import annotations
@@ -208,3 +209,37 @@ def rules(setting: Setting) -> Iterator[Row]:
             yield setting.row(lambda: measured(ours, False), **shape, who="ours", kind="ours")
             if setting.peers:
                 yield setting.row(lambda: measured(theirs, True), **shape, who="fla", kind="peer", peer_of="ours")
+
+
+# whole sequences of the linear rules -------------------------------------------------------------------------------------
+
+LEAST = -0.6065306597126334
+"""The least logarithm of a decay in RWKV-7, -exp(-1/2)."""
+
+
+def rules_whole(setting: Setting) -> Iterator[Row]:
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from linear_cells import CELLS as MADE
+
+    from .fla_rules import RULES
+
+    for name, heads, keys in (("kimi_delta", 8, 128), ("gdn2", 8, 128), ("rwkv7", 16, 64)):
+        rule, kernel = RULES[name], MADE[name].kernel(f"whole_{name}", setting.folder)
+        H, N = (2, 8) if setting.tiny else (heads, keys)
+        for B, T in [(2, 5)] if setting.tiny else [(16, 2048), (64, 2048)]:
+            drawn = rule.draw(B, T, H, N, N, setting.dtype, setting.device.type)
+            x = leaves(
+                **{n: y.clamp(min=LEAST) if rule.inputs.get(n, ("", ""))[1] == "log" else y for n, y in drawn.items()}
+            )
+            start = torch.zeros(B, H, N, N, device=setting.device)
+            safe: dict[str, Any] = {"safe_gate": True} | (
+                {"lower_bound": LEAST, "chunk_size": 64} if name == "rwkv7" else {}
+            )
+
+            def ours(x: dict[str, Tensor] = x, rule: Any = rule, kernel: MatrixKernel = kernel) -> Run:
+                return Run(lambda: kernel(x["q"], x["k"], maps=Maps(), **rule.ours(x))[0], x)
+
+            def theirs(x: dict[str, Tensor] = x, rule: Any = rule, start: Tensor = start, safe: Any = safe) -> Run:
+                return Run(lambda: rule.theirs("chunk", x, start, **safe)[0], x)
+
+            yield from setting.contest({"ours": ours}, {"fla": theirs}, rule=name, B=B, T=T, H=H, N=N)

@@ -35,7 +35,7 @@ def dplr_reference(s: Tensor, k: Tensor, decay: Tensor, read: Tensor, again: Ten
 def _removed(inputs: dict[str, Any], _options: Mapping[str, Any]) -> None:
     """What is read is of length 1, and a part of it is written back with the opposite sign: otherwise S grows."""
     share, read = inputs["again"], F.normalize(inputs["read"].double() - 0.75, dim=-1)
-    inputs["read"], inputs["again"] = read.to(share.dtype), (-read * share).to(share.dtype)
+    inputs["read"], inputs["again"] = read.to(inputs["read"].dtype), (-read * share).to(share.dtype)
 
 
 dplr = MatrixKernel(
