@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from linear_cells import CELLS as LINEAR
 from linear_cells import GATED, KIMI, Made
 from problems.fla_rules import RULES
@@ -139,6 +140,34 @@ def test_the_gpu_source_equals_the_reference(name: str, problem: Case, kernels: 
     need_host_compiler()
     report = verify(kernels[name].spec(), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
+
+
+def test_two_steps_a_token_are_gated_delta_product(kernels: dict[str, MatrixKernel]) -> None:
+    """With the first of them the state decays, and the second is read: outputs and every gradient."""
+    need_host_compiler()
+    draw, (B, T, H, N, V) = torch.Generator().manual_seed(0), (2, 9, 2, 8, 6)
+    q, k, v, decay, beta = (
+        torch.randn(B, T, *last, generator=draw, dtype=f64) for last in ((H, N), (2, H, N), (2, H, V), (H,), (2, H))
+    )
+    leaves = [x.requires_grad_() for x in (q, F.normalize(k, dim=-1), v, decay.sigmoid(), 2 * beta.sigmoid())]
+    q, k, v, decay, beta = leaves
+    s, outputs = q.new_zeros(B, H, N, V), []
+    for t in range(T):
+        s = decay[:, t, :, None, None] * s
+        for i in range(2):
+            kept, by = k[:, t, i, :, :, None], beta[:, t, i, :, None, None]
+            s = s + by * kept * (v[:, t, i, :, None] - kept.mT @ s)
+        outputs.append((q[:, t, :, None] @ s)[..., 0, :])
+    both = (torch.stack((q, q), 2), k, v, torch.stack((decay, torch.ones_like(decay)), 2), beta)
+    o, last = kernels["gated_deltanet"](
+        *(x.flatten(1, 2) for x in both), linear_state=True, maps=Maps(), backend="host"
+    )
+    wanted, found = (
+        [*each, *torch.autograd.grad(sum(x.sin().sum() for x in each), leaves)]
+        for each in ((torch.stack(outputs, 1), s), (o[:, 1::2], last))
+    )
+    for actual, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,8 @@ inline void take_registers() {}
 template <int>
 inline void give_registers() {}
 inline void prefetch_to_l2(const void*) {}
-inline void store_if(bool mine, float* to, float x) {
+template <class T>
+inline void store_if(bool mine, T* to, T x) {
   if (mine) *to = x;
 }
 inline void tell_barrier(int number, int threads) { emulated::tell(emulated::block->named[number], threads); }

@@ -222,13 +222,11 @@ struct LineSums {
   __device__ __forceinline__ void give_words(unsigned* to, int g, int t) const {
     constexpr bool halves = kPairs<P> == 2;  // two lanes have the same columns: each gives one half of a tile
     to += t % kPairs<P> * P::NP;
-    if (t % kPairs<P> >= P::words) return;
 #pragma unroll
     for (int j = 0; j < pairs; j += halves ? 2 : 1) {
-      const bool upper = halves && t >= 2;
-      if (halves && j + 1 >= pairs && upper) break;
+      const bool upper = halves && t >= 2, mine = t % kPairs<P> < P::words && (!upper || j + 1 < pairs);
       const float x = upper ? c[j / 2][2] : c[j / 2][j % 2 * 2], y = upper ? c[j / 2][3] : c[j / 2][j % 2 * 2 + 1];
-      to[place(2 * (j + upper) + (g & 1), g)] = pack_stored<P>(y, x);
+      store_if(mine, to + place(2 * (j + upper) + (g & 1), g), pack_stored<P>(y, x));
     }
   }
   // The same as words (dk, dq): lane t gives those of one of two tiles (the second if t is odd).

@@ -21,6 +21,11 @@ __device__ __forceinline__ void store_if(bool mine, float* to, float x) {
                "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "f"(x)
                : "memory");
 }
+__device__ __forceinline__ void store_if(bool mine, unsigned* to, unsigned x) {
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0; @p st.shared.u32 [%1], %2;}" ::"r"(int(mine)),
+               "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "r"(x)
+               : "memory");
+}
 
 // Threads that only signal continue at once.
 __device__ __forceinline__ void tell_barrier(int number, int threads) {
