@@ -32,6 +32,14 @@ class RWKV7Config:
     )
 
 
+class HeadNorm(nn.GroupNorm):
+    """In the dtype of its input."""
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        weight, bias = (p.to(x_BC.dtype) for p in (self.weight, self.bias))
+        return F.group_norm(x_BC, self.num_groups, weight, bias, self.eps)
+
+
 class RWKV7(Mixer):
     """Parameters, with fla's names and shapes: x_r, x_w, x_k, x_v, x_a, x_g (1, 1, D); k_k, k_a (D); r_k (H, K); r_proj,
     k_proj, v_proj, o_proj (D, D); w_lora, a_lora: lora.0 (R, D), lora.2 (D, R) with a bias; g_lora: the same without; g_norm
@@ -59,7 +67,7 @@ class RWKV7(Mixer):
         self.w_lora = _make_low_rank(dim, 2.5 * wide / 64, nn.Tanh())
         self.a_lora = _make_low_rank(dim, 2.5 * wide / 64, nn.Identity())
         self.g_lora = _make_low_rank(dim, 5.0, nn.Sigmoid(), bias=False)
-        self.g_norm = nn.GroupNorm(self.heads, dim, eps=wide * 1e-5)
+        self.g_norm = HeadNorm(self.heads, dim, eps=wide * 1e-5)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -126,10 +134,7 @@ class RWKV7(Mixer):
         else:
             o_BTHK, end = op.rule(r, log, k, v, unit, a, start, mask_BT, starts_BT)
         with without_autocast(x_BTD):
-            norm = self.g_norm
-            o = F.group_norm(
-                o_BTHK.to(wide).flatten(0, 1).flatten(1), self.heads, norm.weight.to(wide), norm.bias.to(wide), norm.eps
-            ).view_as(x_BTD)
+            o = self.g_norm(o_BTHK.to(wide).flatten(0, 1).flatten(1)).view_as(x_BTD)
             again = (r.to(wide) * k.to(wide) * self.r_k.to(wide)).sum(-1, keepdim=True) * v.to(wide)
             y_BTD = ((o + again.flatten(2)) * g.to(wide)).to(g.dtype)
         return linear(self.o_proj, y_BTD), {"shift": window, "S": end}
