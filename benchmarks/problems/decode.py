@@ -1,7 +1,8 @@
 """Decoding in bytes per second over all samples, with the default sampling of `elman generate` (temperature 0.8, top-k 40,
 top-p 0.9).
 
-`graph`: the loop behind `elman generate`, steps recorded as a CUDA graph, from the first byte after the recording to the last;
+`program`: the loop behind `elman generate` for one sample, the whole model in one launch, from the first byte after the first
+launch to the last; `graph`: its steps recorded as a CUDA graph;
 `eager`: the same, launched kernel by kernel; `bursts`: `generate(custom_generate=in_bursts)`, with prompt and recording in the
 time. The peer is transformers' own loop, `generate()` with the static cache, with the same model. ELMAN_PROFILE=FOLDER writes
 a table of kernels of each `graph` row into it. --only names models, ways or numbers of samples; a model that is not in the
@@ -32,7 +33,7 @@ MODELS = (
     "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8",
 )  # fmt: skip
 PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
-SKIPPED = 32
+SKIPPED = 64
 """Bytes at the start that are not timed: the prompt, and the recording of the step."""
 SLOW = 8
 """What is launched from Python is timed over this many times fewer bytes."""
@@ -50,11 +51,15 @@ def build(name: str, setting: Setting) -> LadderForCausalLM:
         return load_checkpoint(folder, device=str(setting.device), dtype=str(setting.dtype).removeprefix("torch."))
 
 
-def loop_rate(model: LadderForCausalLM, samples: int, recorded: bool, count: int) -> float:
+def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> float:
     """Of the loop behind `elman generate`."""
-    real = generation_loop.recorder_for
+    real, real_program = generation_loop.recorder_for, generation_loop.program_for
     try:
-        if not recorded:
+        if way != "program":
+            generation_loop.program_for = lambda *_: None  # type: ignore[assignment]
+        elif generation_loop.program_for(model, count) is None:
+            raise ValueError("this model has no program")
+        if way == "eager":
             generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
         rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=HOW, seed=0)
         for _ in range(SKIPPED):
@@ -63,7 +68,7 @@ def loop_rate(model: LadderForCausalLM, samples: int, recorded: bool, count: int
         came = sum(1 for _ in rows)
         return came * samples / (time.perf_counter() - started)
     finally:
-        generation_loop.recorder_for = real
+        generation_loop.recorder_for, generation_loop.program_for = real, real_program
 
 
 def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:
@@ -93,17 +98,20 @@ def rows(setting: Setting) -> Iterator[Row]:
     count = 8 if setting.tiny else 2000
     models = ("e42@16x1", "lstm@16x1") if setting.tiny else MODELS
     ways: dict[str, Callable[[LadderForCausalLM, int], float]] = {
-        "graph": lambda model, n: loop_rate(model, n, True, count),
+        "program": lambda model, n: loop_rate(model, n, "program", count),
+        "graph": lambda model, n: loop_rate(model, n, "graph", count),
         "bursts": lambda model, n: transformers_rate(model, n, True, count),
-        "eager": lambda model, n: loop_rate(model, n, False, max(1, count // SLOW)),
+        "eager": lambda model, n: loop_rate(model, n, "eager", max(1, count // SLOW)),
         "generate()": lambda model, n: transformers_rate(model, n, False, max(1, count // SLOW)),
     }
     if setting.device.type == "cpu":
-        del ways["graph"]
+        del ways["graph"], ways["program"]
     for name in (*models, *(word for word in setting.only if "@" in word and word not in models)):
         for way, rate in ways.items():
             for samples in (1, 2) if setting.tiny else (1, 64):
                 kind = "peer" if way == "generate()" else "ours"
+                if way == "program" and samples > 1:
+                    continue
                 if (kind == "peer" and not setting.peers) or not setting.wants(model=name, way=way, samples=samples):
                     continue
 

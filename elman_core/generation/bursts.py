@@ -19,6 +19,7 @@ from elman_core.registry import ConfigError
 
 from .decoder import Decoder, recorder_for
 from .sampling import Sampling
+from .whole import program_for
 
 _PROCESSORS = {
     "TemperatureLogitsWarper": "temperature",
@@ -68,9 +69,9 @@ def in_bursts(
         )
     seen_BV = torch.zeros(len(input_ids), out.logits.shape[-1], dtype=torch.bool, device=input_ids.device)
     seen_BV.scatter_(1, input_ids, True)
-    decoder = Decoder(
-        model, cache, out.logits[:, -1], seen_BV, how, _generator(model.device), recorder_for(model, budget)
-    )
+    recorder, generator = recorder_for(model, budget), _generator(model.device)
+    program = program_for(model, budget) if recorder is not None and len(input_ids) == 1 else None
+    decoder = Decoder(model, cache, out.logits[:, -1], seen_BV, how, generator, recorder, program=program)
     padding = generation_config._pad_token_tensor
     rows: list[list[int]] = []
     ended = [False] * len(input_ids)

@@ -28,9 +28,13 @@ from elman_core.model.graph import HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
-from .sampling import Sampling, choose
+from .sampling import Sampling, choose, noise_for
+from .whole import Program, Run, by_name
 
 log = logging.getLogger("elman_core")
+
+LAUNCHED = 32
+"""Bytes that a program draws in a launch."""
 
 WARM = 2
 """Steps before the recording, which compile and warm up what it uses."""
@@ -47,6 +51,7 @@ class Decoder:
         seen_BV: bool, the bytes that have occurred; changed in place. how, generator: of the sampling.
         recorder: records the step; None runs it as it is.
         padding: rows of the cache behind those of the samples, computed beside them and dropped.
+        program: of the model, which takes the place of its steps.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Decoder:
         generator: torch.Generator,
         recorder: Recorder | None = None,
         padding: int = 0,
+        program: Program | None = None,
     ) -> None:
         self.model, self.how, self.generator, self.recorder = model, how, generator, recorder
         self.cache, self.padding = cache, padding
@@ -72,6 +78,8 @@ class Decoder:
             steps = 1 if recorder is None else recorder.burst
             self.results_RB = torch.zeros(steps, rows, dtype=torch.long, device=device)
             self._choose(logits_BV, self.results_RB[0])
+            self._run = None if program is None else Run(program, by_name(cache.states), self.next_B)
+            self._shown_T = torch.zeros(LAUNCHED, dtype=torch.long, device=device)
 
     def bytes(self, budget: int) -> Iterator[list[int]]:
         """Rows of B bytes, in order, `budget` at most. Stop taking them when enough have come.
@@ -83,7 +91,7 @@ class Decoder:
             return
         underway, asked = deque([self._fetched(1)]), 1  # the first bytes follow from the prompt
         while underway:
-            if self._replay is not None and asked < budget:  # keep the device busy while the host reads
+            if (self._replay is not None or self._run is not None) and asked < budget:  # busy while the host reads
                 underway.append(self._more(budget - asked))
                 asked += underway[-1].count
             yield from underway.popleft().read()
@@ -92,7 +100,9 @@ class Decoder:
                 asked += underway[-1].count
 
     def _more(self, wanted: int) -> _Fetched:
-        """Draw the next byte of every sample, or a burst of them where that is recorded."""
+        """Draw the next byte of every sample, or a burst of them where that is recorded, or many where there is a program."""
+        if self._run is not None:
+            return self._launch(self._run, min(LAUNCHED, wanted))
         with torch.inference_mode(), self.recorder.work() if self.recorder is not None else nullcontext():
             if self._replay is None and self.recorder is not None and self.steps >= WARM:
                 self._record(self.recorder)
@@ -102,6 +112,15 @@ class Decoder:
                 return self._fetched(1)
             self._replay()
             return self._fetched(min(len(self.results_RB), wanted))
+
+    def _launch(self, run: Run, count: int) -> _Fetched:
+        """Draw `count` bytes of the one sample in a launch, from the random numbers of as many steps."""
+        with torch.inference_mode():
+            like_1V = self.seen_BV.new_empty(self.seen_BV.shape, dtype=torch.float32)
+            noise = [noise_for(like_1V, self.how, self.generator) for _ in range(count)]
+            waits_TV = torch.cat([x for x in noise if x is not None]) if self.how.temperature else None
+            run.draw(self._shown_T[:count], waits_TV, self.seen_BV[0], **self.how.settings)
+            return _Fetched(count, HostCopy.of(self._shown_T[:count, None]), self._shown_T.device)
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]

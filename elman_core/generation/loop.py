@@ -18,6 +18,7 @@ from elman_core.registry import ConfigError
 
 from .decoder import Decoder, recorder_for
 from .sampling import Sampling
+from .whole import program_for
 
 
 def prefill_chunk(device: torch.device) -> int:
@@ -120,7 +121,8 @@ def _generate(
             cache.batch_repeat_interleave(num + padding)
             logits_BV = logits_BV.expand(num, -1)
         recorder = recorder_for(model, budget)
-        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding).bytes(budget):
+        program = program_for(model, budget) if recorder is not None and num == 1 else None
+        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding, program).bytes(budget):
             ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
             if all(ended):
                 return

@@ -67,10 +67,10 @@ def sample(
     if how.repetition_penalty != 1.0 and seen_BV is None:
         raise ConfigError("a repetition penalty needs the bytes seen so far")
     scores_BV = kept_scores(logits_BV.float(), seen_BV, **how.settings)
-    return race(scores_BV, _noise(logits_BV, how, generator)).argmax(-1)
+    return race(scores_BV, noise_for(logits_BV, how, generator)).argmax(-1)
 
 
-def _noise(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
+def noise_for(logits_BV: Tensor, how: Sampling, generator: torch.Generator | None) -> Tensor | None:
     """Exponential noise for the draw of each token, the same on every path; None where nothing is drawn."""
     if how.temperature == 0:
         return None
@@ -91,6 +91,6 @@ def choose(
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
     if decode.takes_draw(logits_BV):
-        decode.draw(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
+        decode.draw(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
         return
     decode.draw_plain(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)

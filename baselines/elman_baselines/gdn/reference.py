@@ -62,6 +62,8 @@ def delta_rule_chunked(
     With G the sums of log α inside a chunk, row i of what is written, w, solves
     w_i + β_i Σ_{j<i} exp(G_i - G_j) (k_i·k_j) w_j = β_i (v_i - exp(G_i) Sᵀ k_i).
     """
+    if k_BTHK.shape[1] == 1:
+        return delta_rule_reference(q_BTHK, k_BTHK, v_BTHV, log_BTH, beta_BTH, state_BHKV, starts_BT)
     s_BHKV, outputs = _start(k_BTHK, v_BTHV, state_BHKV), []
     inputs = (q_BTHK * q_BTHK.shape[-1] ** -0.5, k_BTHK, v_BTHV, beta_BTH[..., None])
     for *by_step, log, starts in chunks(chunk, *inputs, log_BTH, starts_BT):

@@ -58,6 +58,8 @@ def ssd_chunked(
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """The same through state-space duality: inside a chunk a masked product of c, b and x, between chunks the state."""
+    if x_BTHP.shape[1] == 1:
+        return ssd_reference(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, state_BHPN, starts_BT)
     h_BHPN = _start(x_BTHP, b_BTN, state_BHPN)
     written_BTHP = dt_BTH[..., None] * x_BTHP
     outputs = []

@@ -20,6 +20,7 @@
 #define __device__
 #define __host__
 #define __global__
+#define __constant__
 #define __shared__
 #define __forceinline__ inline
 #define __grid_constant__

@@ -1,0 +1,116 @@
+"""Compile and launch a model's program."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels import build, launch
+from elman_core.kernels.build import Extension
+from elman_core.kernels.dense.native import TIMEOUT_NS, error_word
+from elman_core.kernels.family import Family, Row
+from elman_core.storage import write_text
+
+from .source import Source, State
+
+PROGRAM = Family(
+    "whole",
+    sizes={"T": "steps", "J": "jobs_count", "V": "classes", "F": "floats", "W": "words", "O": "own_floats"},
+    functions={"run": "table jobs constants states exchanged token shown seen"},
+    members=(
+        Row("table", "VD"), Row("jobs", "J3", "index"), Row("constants", "C", "compute"), Row("states", "F", "compute"),
+        Row("own", "O", "compute"), Row("exchanged", "W", "index"), Row("token", "1", "index"), Row("shown", "T", "index"),
+        Row("waits", "TV", "compute"), Row("seen", "V", "bool"),
+    ),
+    numbers="blocks first top_k timeout_ns error stream",
+    reals="penalty temperature below",
+)  # fmt: skip
+
+
+def extension(text: str, dtype: torch.dtype) -> Extension:
+    """The module of a program's header, which is written to the cache of kernels."""
+    header = build.writable_cache() / "programs" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.h"
+    if not header.exists():
+        header.parent.mkdir(parents=True, exist_ok=True)
+        write_text(header, text)
+    return build.shipped(f"whole_{str(dtype).removeprefix('torch.')}", "whole_cuda.cu", header, DTYPE=dtype)
+
+
+class Program:
+    """A model's program with its weights.
+
+    Args:
+        source: of the program. device: a GPU, or the processor for an emulated one. dtype: of the weights.
+        placed: gives a recorded tensor in this dtype on this device, contiguous.
+        blocks: how many run together; None for one on each multiprocessor.
+
+    Raises:
+        KernelError: it cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        device: torch.device,
+        dtype: torch.dtype,
+        placed: Callable[[Tensor], Tensor],
+        blocks: int | None = None,
+    ) -> None:
+        self.source, self.device = source, device
+        self.weights = [launch.whole(placed(w)) for w in source.weights]
+        jobs = [[w.data_ptr(), len(w), w.shape[1] * w.element_size()] for w in self.weights]
+        constants = torch.cat([c.float().flatten() for c in source.constants] or [torch.zeros(1)])
+        if blocks is None:
+            blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        self.blocks = min(blocks, max(len(w) for w in self.weights))  # each has a row of some product, see whole.cuh
+        self.fixed: dict[str, Any] = {
+            "table": launch.whole(placed(source.embedding)), "jobs": torch.tensor(jobs).to(device),
+            "constants": constants.to(device), "blocks": self.blocks, "timeout_ns": TIMEOUT_NS,
+        }  # fmt: skip
+        with launch.on(self.fixed["table"]):
+            self.module = launch.opened(extension(source.text, dtype), PROGRAM, device.type == "cpu")
+
+
+class Run:
+    """A text under way. States and token stay in its own memory from launch to launch.
+
+    Args:
+        states: to begin with, of one sample. token: what is fed first.
+    """
+
+    def __init__(self, program: Program, states: Mapping[State, Tensor], token: Tensor) -> None:
+        source, self.program = program.source, program
+        zeros = functools.partial(torch.zeros, device=program.device)
+        self.states, self.exchanged = zeros(source.floats), zeros(source.words, dtype=torch.long)
+        self.token, self._steps = token.reshape(1).to(torch.long).clone(), 0
+        self._given = {"states": self.states, "exchanged": self.exchanged, "token": self.token}
+        if source.own:
+            self._given["own"] = zeros(program.blocks * source.own)
+        for key, at in source.states.items():
+            self.states[at : at + states[key].numel()].copy_(states[key].reshape(-1))
+
+    def save(self, states: Mapping[State, Tensor]) -> None:
+        """Copy the states into these tensors."""
+        for key, at in self.program.source.states.items():
+            states[key].copy_(self.states[at : at + states[key].numel()].view(states[key].shape))
+
+    def draw(self, shown_T: Tensor, waits_TV: Tensor | None, seen_V: Tensor, **sampling: Any) -> None:
+        """Feed the last token and draw T more, on the current stream.
+
+        Args:
+            shown_T: int64, receives them; -1 where logits are not finite or a block waited in vain for another.
+            waits_TV, seen_V, sampling: as of `decode.op.draw`.
+        """
+        given = {**self.program.fixed, **self._given, "shown": shown_T, "seen": seen_V, "first": 1 + self._steps}
+        given |= {**sampling, "below": 1 - top_p if (top_p := sampling["top_p"]) < 1 else -1}
+        del given["top_p"]
+        if waits_TV is not None:
+            given["waits"] = waits_TV
+        with launch.on(shown_T):
+            self.program.module.run("run", error=error_word(shown_T.device), stream=launch.stream(shown_T), **given)
+        self._steps += len(shown_T)

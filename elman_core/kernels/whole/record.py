@@ -1,0 +1,363 @@
+"""Record one step of a model, T = 1 and B = 1, as pointwise operations and reductions, whatever its variant.
+
+The step runs once, on a processor and in plain PyTorch. Every operation that depends on the token or on a state becomes a
+`Node`; whatever depends on weights alone is a constant. An operation without a rule here raises `UnknownError`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Index = list[str]
+"""C expressions, one for each dimension."""
+Shape = tuple[int, ...]
+Value = Callable[["Node", Index], str]
+"""The C expression of an element."""
+
+
+class UnknownError(Exception):
+    """The step does something that has no rule; the text names it."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A tensor of the step.
+
+    Attributes:
+        expr: `expr(value, index)` is an element, where `value` gives those of other nodes.
+        args: the nodes that it reads.
+        view: whether it renames elements of args[0], or is a number.
+        combine: of a reduction, "sum" or "max" of `expr` over a further, last index below `over`; else "".
+        weight: of a product with a constant matrix (N, K): x is args[0], (M, K), and the node (M, N).
+        terms: of a sum of vectors, these vectors.
+        leaf: a constant's tensor, or whatever names an input.
+    """
+
+    shape: Shape
+    expr: Callable[[Value, Index], str] = lambda _value, _index: ""
+    args: Sequence[Node] = ()
+    view: bool = False
+    combine: str = ""
+    over: int = 1
+    weight: Tensor | None = None
+    terms: Sequence[Node] = ()
+    leaf: Any = None
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = math.prod(self.shape)
+
+    @property
+    def constant(self) -> bool:
+        return isinstance(self.leaf, Tensor)
+
+
+def flat(index: Index, shape: Shape) -> str:
+    """The place of an element of a contiguous tensor."""
+    terms, step = list[str](), 1
+    for i, size in zip(reversed(index), reversed(shape), strict=True):
+        if size != 1 and i != "0":
+            terms.insert(0, i if step == 1 else f"{i} * {step}")
+        step *= size
+    return f"({' + '.join(terms)})" if terms and (len(terms) > 1 or "*" in terms[0]) else (terms or ["0"])[0]
+
+
+def unflat(place: str, shape: Sequence[int]) -> Index:
+    """The index of the element at a place."""
+    made, step, left = list[str](), 1, math.prod(shape)
+    for size in reversed(shape):
+        left //= size
+        i = place if step == 1 else f"({place} / {step})"
+        made.insert(0, "0" if size == 1 else i if left == 1 else f"({i} % {size})")
+        step *= size
+    return made
+
+
+def _reshaped(x: Node, shape: Shape) -> Node:
+    if [s for s in shape if s != 1] == [s for s in x.shape if s != 1]:
+
+        def move(index: Index) -> Index:
+            rest = iter(i for i, size in zip(index, shape, strict=True) if size != 1)
+            return ["0" if size == 1 else next(rest) for size in x.shape]
+    else:
+
+        def move(index: Index) -> Index:
+            return unflat(flat(index, shape), x.shape)
+
+    return _view(x, shape, move)
+
+
+def _view(x: Node, shape: Shape, move: Callable[[Index], Index]) -> Node:
+    return Node(shape, lambda value, index: value(x, move(index)), [x], view=True)
+
+
+def _broadcast(index: Index, shape: Shape) -> Index:
+    return ["0" if size == 1 else i for i, size in zip(index[len(index) - len(shape) :], shape, strict=True)]
+
+
+def number(x: float) -> Node:
+    """A number as a tensor without dimensions."""
+    text = f"{float(x)!r}f" if math.isfinite(x) else f"({'-' * (x < 0)}INFINITY)"
+    return Node((), lambda _value, _index: f"({text})" if x < 0 else text, view=True)
+
+
+def pointwise(form: str, shape: Shape, *args: Any) -> Node:
+    """An operation on nodes and numbers, of elements at the same index."""
+    nodes = [x if isinstance(x, Node) else number(x) for x in args]
+    return Node(shape, lambda value, i: f"({form.format(*(value(n, _broadcast(i, n.shape)) for n in nodes))})", nodes)
+
+
+def _added(shape: Shape, a: Any, b: Any) -> Node:
+    """a + b. Two products of vectors with the same weights become one: W x + W h = W (x + h), so W is read once."""
+    if not (isinstance(a, Node) and isinstance(b, Node) and a.count == b.count == max(shape)):
+        return pointwise("{0} + {1}", shape, a, b)
+    terms, known = [*_terms(a), *_terms(b)], dict[tuple[Any, ...], Node]()
+    for term in terms:
+        if (w := term.weight) is None:
+            continue
+        first = known.setdefault((w.data_ptr(), w.shape, w.stride()), term)
+        if first is not term:
+            x = pointwise("{0} + {1}", term.args[0].shape, first.args[0], term.args[0])
+            both = Node(term.shape, args=[x], combine="sum", over=term.over, weight=w)
+            a, *rest = (_reshaped(t, shape) for t in (both, *(t for t in terms if t not in (first, term))))
+            return functools.reduce(lambda x, y: _added(shape, x, y), rest, a)
+    made = pointwise("{0} + {1}", shape, a, b)
+    made.terms = terms
+    return made
+
+
+def _terms(x: Node) -> Sequence[Node]:
+    """The vectors of which a vector is the sum."""
+    while x.view and x.args and x.args[0].count == x.count == max(x.args[0].shape):
+        x = x.args[0]
+    return x.terms or [x]
+
+
+def _reduced(combine: str, x: Node, shape: Shape, dims: Any = None) -> Node:
+    rank = len(x.shape)
+    dims = [d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))]
+    kept, sizes = [d for d in range(rank) if d not in dims], [x.shape[d] for d in dims]
+
+    def expr(value: Value, index: Index) -> str:
+        at = dict(zip(kept, index[:-1], strict=True)) | dict(zip(dims, unflat(index[-1], sizes), strict=True))
+        return value(x, [at[d] for d in range(rank)])
+
+    small = tuple(x.shape[d] for d in kept)
+    return _reshaped(Node(small, expr, [x], combine=combine, over=math.prod(sizes)), shape)
+
+
+def _product(a: Node, b: Node, shape: Shape) -> Node:
+    """(…, M, K) times (…, K, N); a product with weights where a factor is constant."""
+    if len(shape) == 2 and b.constant and not a.constant:
+        return Node(shape, args=[a], combine="sum", over=a.shape[1], weight=b.leaf.t())
+    if len(shape) == 2 and a.constant and not b.constant:
+        return _turned(Node(shape[::-1], args=[_turned(b)], combine="sum", over=a.shape[1], weight=a.leaf))
+
+    def expr(value: Value, index: Index) -> str:
+        *group, m, n, k = index
+        return f"{value(a, [*group, m, k])} * {value(b, [*group, k, n])}"
+
+    return Node(shape, expr, [a, b], combine="sum", over=a.shape[-1])
+
+
+def _turned(x: Node) -> Node:
+    return _view(x, x.shape[::-1], lambda i: i[::-1])
+
+
+def _permute(shape: Shape, x: Node, order: Sequence[int]) -> Node:
+    places = [[d % len(order) for d in order].index(d) for d in range(len(order))]
+    return _view(x, shape, lambda i: [i[p] for p in places])
+
+
+def _transpose(shape: Shape, x: Node, a: int, b: int) -> Node:
+    order = list(range(len(x.shape)))
+    order[a], order[b] = order[b], order[a]
+    return _permute(shape, x, order)
+
+
+def _select(shape: Shape, x: Node, dim: int, at: int) -> Node:
+    dim %= len(x.shape)
+    return _view(x, shape, lambda i: [*i[:dim], str(at % x.shape[dim]), *i[dim:]])
+
+
+def _slice(shape: Shape, x: Node, dim: int = 0, start: int | None = None, _end: Any = None, step: int = 1) -> Node:
+    dim, start = dim % len(x.shape), start or 0
+    start = min(max(start + x.shape[dim] * (start < 0), 0), x.shape[dim])
+    moved = lambda i: f"({start} + {i} * {step})" if step != 1 else f"({start} + {i})" if start else i  # noqa: E731
+    return _view(x, shape, lambda i: [*i[:dim], "0" if x.shape[dim] == 1 else moved(i[dim]), *i[dim + 1 :]])
+
+
+def _split(shapes: Sequence[Shape], x: Node, _sizes: Any, dim: int = 0) -> list[Node]:
+    starts = [sum(s[dim] for s in shapes[:n]) for n in range(len(shapes))]
+    return [_slice(shape, x, dim, start) for shape, start in zip(shapes, starts, strict=True)]
+
+
+def _cat(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
+    dim %= len(shape)
+
+    def expr(value: Value, index: Index) -> str:
+        made, end, i = "", shape[dim], index[dim]
+        for part in reversed(parts):
+            end -= part.shape[dim]
+            at = "0" if part.shape[dim] == 1 else i if len(parts) == 1 else f"within({i} - {end}, {part.shape[dim]})"
+            one = value(part, [*index[:dim], at, *index[dim + 1 :]])
+            made = f"({i} < {end + part.shape[dim]} ? {one} : {made})" if made else one
+        return made
+
+    return Node(shape, expr, parts)
+
+
+def _stack(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
+    dim %= len(shape)
+    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    return _cat(shape, [_view(p, one, lambda i: [*i[:dim], *i[dim + 1 :]]) for p in parts], dim)
+
+
+def _softmax(shape: Shape, x: Node, dim: int, _half: bool) -> Node:
+    thin = tuple(1 if d == dim % len(shape) else s for d, s in enumerate(shape))
+    power = pointwise("expf({0} - {1})", shape, x, _reduced("max", x, thin, dim))
+    return pointwise("{0} / {1}", shape, power, _reduced("sum", power, thin, dim))
+
+
+def _norm(shape: Shape, x: Node, order: float = 2, dims: Any = None, _keep: bool = False) -> Node:
+    if order != 2:
+        raise UnknownError(f"aten::linalg_vector_norm of order {order}")
+    return pointwise("sqrtf({0})", shape, _reduced("sum", pointwise("{0} * {0}", x.shape, x), shape, dims))
+
+
+def _pow(shape: Shape, x: Node, exponent: Any) -> Node:
+    return pointwise(
+        "{0} * {0}" if exponent == 2 else "powf({0}, {1})", shape, x, *([] if exponent == 2 else [exponent])
+    )
+
+
+def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
+    made = x if low is None else pointwise("fmaxf({0}, {1})", shape, x, low)
+    return made if high is None else pointwise("fminf({0}, {1})", shape, made, high)
+
+
+_POINTWISE = {
+    "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "abs": "fabsf({0})",
+    "exp": "expf({0})", "log": "logf({0})", "tanh": "tanhf({0})", "sigmoid": "sigmoid({0})", "silu": "{0} * sigmoid({0})",
+    "relu": "fmaxf({0}, 0.f)", "sqrt": "sqrtf({0})", "rsqrt": "1.f / sqrtf({0})", "reciprocal": "1.f / {0}",
+    "square": "{0} * {0}", "rsub": "{1} - {0}", "addcmul": "{0} + {1} * {2}", "lerp": "{0} + {2} * ({1} - {0})",
+    "log_sigmoid_forward": "-softplus(-{0})", "softplus": "softplus({0})", "maximum": "fmaxf({0}, {1})",
+    "minimum": "fminf({0}, {1})",
+}  # fmt: skip
+_SAME = (
+    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias", "detach", "clone", "_to_copy", "lift_fresh",
+)  # fmt: skip
+_RULES: dict[str, Callable[..., Node]] = {
+    **{name: lambda shape, *args, form=form: pointwise(form, shape, *args) for name, form in _POINTWISE.items()},
+    **{name: lambda shape, x, *_: _reshaped(x, shape) for name in _SAME},
+    "add": _added,
+    "expand": lambda shape, x, *_: _view(x, shape, lambda i: _broadcast(i, x.shape)),
+    "permute": _permute, "transpose": _transpose, "t": lambda _shape, x: _turned(x),
+    "select": _select, "slice": _slice, "cat": _cat, "stack": _stack,
+    "sum": lambda shape, x, dims=None, _keep=False: _reduced("sum", x, shape, dims),
+    "amax": lambda shape, x, dims=None, _keep=False: _reduced("max", x, shape, dims),
+    "mean": lambda shape, x, dims=None, _keep=False: pointwise(
+        "{0} / {1}", shape, _reduced("sum", x, shape, dims), x.count / math.prod(shape)
+    ),
+    "linalg_vector_norm": _norm, "_softmax": _softmax, "pow": _pow, "clamp": _clamp,
+    "mm": lambda shape, a, b: _product(a, b, shape), "bmm": lambda shape, a, b: _product(a, b, shape),
+    "mv": lambda shape, a, x: _reshaped(_product(a, _reshaped(x, (*x.shape, 1)), (*shape, 1)), shape),
+    "addmm": lambda shape, bias, a, b: _added(
+        shape, _product(a, b, shape), _reshaped(bias, shape) if math.prod(shape) == bias.count else bias
+    ),
+    "embedding": lambda shape, table, token: Node(
+        shape, lambda value, i: value(table, ["token", i[-1]]), [table, token]
+    ),
+}  # fmt: skip
+_PARTS: dict[str, Callable[..., list[Node]]] = {
+    "split": _split, "unsafe_split": _split, "split_with_sizes": _split,
+    "unbind": lambda shapes, x, dim=0: [_select(shape, x, dim, at) for at, shape in enumerate(shapes)],
+}  # fmt: skip
+_LAYOUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "implicit"}
+
+
+class Recorder(TorchDispatchMode):
+    """Inside it, operations on tensors that have a node make nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes = dict[int, tuple[Tensor, Node | None]]()  # which keeps the tensors, and so their ids
+
+    def set(self, x: Tensor, node: Node | None) -> None:
+        """Give x a node; None for one that nothing may read."""
+        self._nodes[id(x)] = x, node
+
+    def node(self, x: Tensor) -> Node:
+        """The node of a tensor; a constant's where it has none."""
+        if id(x) not in self._nodes:
+            if x.dim() == 0:
+                return number(x.item())
+            self.set(x, Node(tuple(x.shape), leaf=x.detach()))
+        if (found := self._nodes[id(x)][1]) is None:
+            raise UnknownError("a result that only a backward reads")
+        return found
+
+    def _variable(self, x: Any) -> bool:
+        return (
+            isinstance(x, Tensor)
+            and id(x) in self._nodes
+            and not ((n := self._nodes[id(x)][1]) is not None and n.constant)
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func.overloadpacket.__name__.rstrip("_")
+        reads = not name.startswith("new_") and not name.endswith("_like")  # else it reads a shape
+        if not (
+            reads and any(self._variable(x) for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg]))
+        ):
+            for x in out if isinstance(out, list | tuple) else [out]:
+                self._nodes.pop(id(x), None)  # a constant that was changed in place
+            return out
+        keywords = {k: v for k, v in kwargs.items() if k not in _LAYOUT}
+        several = isinstance(out, list | tuple)
+        first = out[0] if several else out
+        if keywords or not isinstance(first, Tensor) or (name not in _RULES and name not in _PARTS):
+            raise UnknownError(" ".join([func.name(), *keywords]))
+        lists = lambda x: [self.node(y) for y in x] if isinstance(x, list) and isinstance(x[0], Tensor) else x  # noqa: E731
+        given = [self.node(x) if isinstance(x, Tensor) else lists(x) for x in args]
+        try:
+            if name in _PARTS:
+                nodes: list[Node | None] = [*_PARTS[name]([tuple(x.shape) for x in out], *given)]
+            else:
+                nodes = [_RULES[name](tuple(first.shape), *given), *[None] * (len(out) - 1 if several else 0)]
+        except (TypeError, IndexError) as error:
+            raise UnknownError(f"{func.name()} with {len(args)} arguments") from error
+        for x, node in zip(out if several else [out], nodes, strict=True):
+            self.set(x, node)
+        return out
+
+
+def record(
+    step: Callable[[Tensor, Sequence[Mapping[str, Tensor]]], tuple[Tensor, Sequence[Mapping[str, Tensor]]]],
+    states: Sequence[Mapping[str, Tensor]],
+) -> tuple[Node, dict[tuple[int, str], tuple[Node, Node]]]:
+    """(logits (V,), {(layer, name): (state before, state after)}) of `step(token (1, 1), states) -> (logits, states)`.
+
+    Raises:
+        UnknownError: the step does something that has no rule.
+    """
+    recorder = Recorder()
+    token = torch.zeros(1, 1, dtype=torch.long)
+    recorder.set(token, Node((1, 1), leaf="token"))
+    before = {(i, name): x for i, state in enumerate(states) for name, x in state.items()}
+    for key, x in before.items():
+        recorder.set(x, Node(tuple(x.shape), leaf=key))
+    with recorder:
+        logits, after = step(token, states)
+    made = {key: (recorder.node(x), recorder.node(after[key[0]][key[1]])) for key, x in before.items()}
+    return _reshaped(recorder.node(logits), (logits.numel(),)), made

@@ -1,0 +1,438 @@
+"""The source of a model's program: a recorded step as C++ over the functions of `elman/whole.cuh`.
+
+Every block computes all pointwise operations and small reductions by itself. Blocks share two kinds of work: products with
+weights, by rows, and states of at least `large` elements, by columns, a column being what a reduction adds up. They exchange
+the results. A step is a sequence of phases: the shared work of a phase depends on results of earlier phases only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .record import Index, Node, UnknownError, flat, unflat
+
+LARGE = 16384
+MOST_WHOLE = 1 << 17
+State = tuple[int, str]
+_WARPS, _PIECE, _DEPTHS, _SCRATCH = 16, 2048, (4, 3, 2), 4096  # as in whole.cuh
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program.
+
+    Attributes:
+        text: of the header. constants: concatenated in this order. embedding: of the tokens (V, D).
+        weights: (N, K) each, in the order in which they are read. states: where each lies among all, in floats.
+        floats: of all states. own: those of every block, outside of shared memory. words: exchanged in a step.
+        phases: how many times blocks wait for each other in a step. classes: of the logits.
+    """
+
+    text: str
+    constants: list[Tensor]
+    embedding: Tensor
+    weights: list[Tensor]
+    states: dict[State, int]
+    floats: int
+    own: int
+    words: int
+    phases: int
+    classes: int
+
+
+@dataclass
+class _Line:
+    text: str
+    reads: set[Node]
+    makes: Node | None = None
+
+
+def write(
+    logits: Node, states: Mapping[State, tuple[Node, Node]], itemsize: int, shared: int, large: int = LARGE
+) -> Source:
+    """The program of a recorded step.
+
+    Args:
+        logits, states: as `record` returns them. itemsize: bytes of a weight. shared: bytes of shared memory of a block.
+        large: elements from which blocks share a state.
+
+    Raises:
+        UnknownError: the step does not fit this form, or this memory.
+    """
+    whole = set[Node]()
+    while True:
+        try:
+            return _Writer(logits, states, {b for b, _ in states.values() if b.count >= large} - whole).source(
+                itemsize, shared
+            )
+        except _AcrossError as error:  # then every block has it for itself
+            whole.add(error.args[0])
+
+
+class _AcrossError(Exception):
+    """A large state is not read column by column."""
+
+
+def _root(node: Node) -> Node:
+    while node.view and node.args:
+        node = node.args[0]
+    return node
+
+
+def _in_order(node: Node) -> bool:
+    """Whether the elements of a view lie as those of its root."""
+    if not node.view or node.count != _root(node).count:
+        return not node.view
+    found: list[str] = []
+
+    def value(x: Node, index: Index) -> str:
+        if x.view:
+            return x.expr(value, index)
+        found.append(flat(index, x.shape).replace("/", "//"))
+        return ""
+
+    node.expr(value, unflat("i", node.shape))
+    place = compile(found[0], "place", "eval")
+    return all(eval(place, {"i": i}) == i for i in range(node.count))
+
+
+def _copied(node: Node) -> Node:
+    return Node(node.shape, lambda value, index: value(node, index), [node])
+
+
+class _Writer:
+    def __init__(self, logits: Node, states: Mapping[State, tuple[Node, Node]], large: set[Node]) -> None:
+        self.logits, self.states, self.large = logits, states, large
+        self.updated = {_root(after): before for before, after in states.values() if before in self.large}
+        self.target = dict[Node, Node]()  # what becomes a small state
+        self.offset, self.small, self.floats = dict[Node, int](), 0, 0
+        for before, after in sorted(states.values(), key=lambda pair: pair[0] in self.large):
+            self.offset[before] = self.floats
+            self.floats += before.count + -before.count % 4
+            if before in self.large:
+                continue
+            self.small = self.floats
+            root = _root(after)
+            fits = _in_order(after) and root.leaf is None and not root.combine and root not in self.target
+            self.target[root if fits else _copied(after)] = before
+        self.inputs = dict[Node, Node]()  # of products, as they lie in memory
+        self.part, self.level = dict[Node, Node](), dict[Node, int]()
+        self.order = self._reach([logits, *self.target, *self.updated])
+        self.columns = dict[Node, tuple[Index, int]]()
+        self.kept = {*self.target, *self.updated, *self.inputs.values()}
+        self._find()
+        self.lines, self.place, self.done = list[_Line](), dict[Node, str](), set[Node]()
+        self.constants, self.places, self.size = list[Tensor](), dict[Node, int](), 0
+        self.embedding: Tensor | None = None
+        self.weights, self.words = list[Tensor](), 0
+        self.home, self.buffers = dict[Node, tuple[Node, int]](), dict[Node, int]()
+        self.jobs, self.phases = list[tuple[str, ...]](), list[tuple[int, int, int, list[str]]]()
+
+    def _reach(self, roots: Sequence[Node]) -> list[Node]:
+        """All nodes, arguments first."""
+        order, seen, waiting = list[Node](), set[Node](), [(root, False) for root in reversed(roots)]
+        while waiting:
+            node, done = waiting.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                if node.weight is not None:
+                    x = node.args[0]
+                    here = _in_order(x) and _root(x).leaf is None and _root(x) not in self.target
+                    self.inputs[node] = _root(x) if here else _copied(x)
+                    node.args = [self.inputs[node]]
+                waiting += [(node, True), *((x, False) for x in reversed(node.args))]
+        return order
+
+    def _find(self) -> None:
+        """Find which nodes belong to a large state, the phase of every node, and which lie in memory."""
+        uses = dict.fromkeys(self.order, 0)
+        for node in self.order:
+            states = {self.part[x] for x in node.args if x in self.part} | ({node} & self.large)
+            if len(states) > 1:
+                raise _AcrossError(min(states, key=lambda state: state.count))
+            if states and not node.combine:
+                self.part[node] = states.pop()
+            self.level[node] = max((self.level[x] for x in node.args), default=0) + self.shared(node)
+            for x in () if node.view else node.args:
+                uses[_root(x)] += (
+                    2 if node in self.part and x not in self.part else 1
+                )  # which then reads it again and again
+            if self.shared(node) and node.weight is None:
+                self._find_columns(node)
+        for node, count in uses.items():
+            often = count > 1 and node.count > 1 and node.leaf is None and not node.view and node not in self.part
+            if node.combine or often:
+                self.kept.add(node)
+
+    def shared(self, node: Node) -> bool:
+        """Whether blocks share the work of a reduction."""
+        return node.weight is not None or (bool(node.combine) and any(x in self.part for x in node.args))
+
+    def _find_columns(self, node: Node) -> None:
+        """Learn from a reduction what the columns of its large state are."""
+
+        def value(x: Node, index: Index) -> str:
+            state = x if x in self.large else self.updated.get(x)
+            if state is not None:
+                if self.columns.setdefault(state, (index, node.over)) != (index, node.over) or "k" not in index:
+                    raise _AcrossError(state)
+            elif x in self.part:
+                x.expr(value, index)
+            return ""
+
+        if node.combine != "sum":
+            raise _AcrossError(next(self.part[x] for x in node.args if x in self.part))
+        node.expr(value, [*unflat("o", node.shape), "k"])
+
+    # expressions ---------------------------------------------------------------------------------------------------------
+
+    def body(self, node: Node, index: Index, finish: str, column: Node | None = None) -> tuple[str, set[Node]]:
+        """The statements that compute an element of a node, and the nodes in memory that they read."""
+        lines, known, reads = list[str](), dict[tuple[Any, ...], str](), set[Node]()
+
+        def value(x: Node, at: Index) -> str:
+            if (state := x if x in self.large else self.updated.get(x)) is not None and x is not node:
+                if column is not state or state not in self.columns or at != self.columns[state][0]:
+                    raise _AcrossError(state)
+                if x is state and x in self.done:
+                    raise _AcrossError(state)
+            if x is not node and x in self.place:
+                reads.add(x)
+                return f"{self.place[x]}[{flat(at, x.shape)}]"
+            if x.leaf is not None:
+                return self._leaf(x, at)
+            if x.view:
+                return x.expr(value, at)
+            if (key := (x, *at)) not in known:
+                text = x.expr(value, at)
+                known[key] = f"v{len(known)}"
+                lines.append(f"const float {known[key]} = {text};")
+            return known[key]
+
+        result = node.expr(value, index)
+        return " ".join([*lines, finish.format(result)]), reads
+
+    def _leaf(self, x: Node, index: Index) -> str:
+        if x.leaf == "token":
+            return "token"
+        if not x.constant:
+            return f"b.{'states' if x in self.large else 'now'}[{flat(index, x.shape)} + {self.offset[x]}]"
+        if index[:1] == ["token"]:
+            if self.embedding is not None and self.embedding is not x.leaf:
+                raise UnknownError("two embeddings of the token")
+            self.embedding = x.leaf
+            return f"b.embedding({flat(index, x.shape)})"
+        if x not in self.places:
+            self.places[x] = self.size
+            self.constants.append(x.leaf)
+            self.size += x.count
+        return f"b.constants[{flat(index, x.shape)} + {self.places[x]}]"
+
+    # statements ----------------------------------------------------------------------------------------------------------
+
+    def need(self, node: Node) -> None:
+        """Write what computes the arguments of a node."""
+        for x in node.args:
+            if x in self.done or x.leaf is not None or self.shared(x):
+                continue
+            (self.make if x in self.kept else self.need)(x)
+            self.done.add(x)
+
+    def make(self, node: Node) -> None:
+        """Write what computes a node into memory."""
+        self.need(node)
+        if (state := self.updated.get(node)) is not None:
+            if state not in self.columns:
+                raise _AcrossError(state)
+            index, over = self.columns[state]
+            place = f"b.states[{flat(index, state.shape)} + {self.offset[state]}]"
+            text, reads = self.body(node, index, f"{place} = {{}};", state)
+            how = f"b.template update<{self._width(index)}>({state.count // over}, {over}"
+            self.add(f"{how}, [&](int o, int k) {{ {text} }});", reads)
+            self.place[node] = f"(b.states + {self.offset[state]})"
+            self.done.add(state)
+            return
+        before = self.target.get(node)
+        place = f"(b.next + {self.offset[before]})" if before is not None else f"(b.memory + {self.at(node)})"
+        if node.combine:
+            text, reads = self.body(node, [*unflat("o", node.shape), "k"], "return {};")
+            how = f"b.template total<{node.count}, {node.over}, {str(node.combine == 'max').lower()}>"
+            text = f"{how}({place}, [&](int o, int k) {{ {text} }});"
+        else:
+            text, reads = self.body(node, unflat("i", node.shape), f"{place}[i] = {{}};")
+            text = f"b.template each<{node.count}>([&](int i) {{ {text} }});"
+        self.add(text, reads, node)
+        self.place[node] = place
+
+    @staticmethod
+    def _width(index: Index) -> int:
+        """How many columns a warp takes at once: more than one where neighbours in memory are of several columns."""
+        return 1 if index[-1] == "k" else 8
+
+    def add(self, text: str, reads: set[Node], makes: Node | None = None) -> None:
+        self.lines.append(_Line(text, {self.home.get(x, (x, 0))[0] for x in reads}, makes))
+
+    def at(self, node: Node) -> str:
+        """Where a node lies in a block's memory, to be filled in."""
+        buffer, offset = self.home.setdefault(node, (node, 0))
+        return f"@{self.buffers.setdefault(buffer, len(self.buffers))}+{offset}@"
+
+    def columns_of(self, node: Node) -> set[Node]:
+        """Write a sum over the columns of a large state, and return what it reads."""
+        state = next(self.part[x] for x in node.args if x in self.part)
+        index, over = self.columns[state]
+        text, reads = self.body(node, [*unflat("o", node.shape), "k"], "return {};", state)
+        how = f"b.template columns<{self._width(index)}>({node.count}, {over}, {self.words}"
+        self.add(f"{how}, [&](int o, int k) {{ {text} }});", reads)
+        return reads
+
+    def phase(self, work: Sequence[Node], ready: Sequence[Node]) -> None:
+        """Write a phase: what leads to its shared work, that work, states while other blocks are still at it, and the wait."""
+        begin, first, reads, buffer = len(self.lines), self.words, set[Node](), Node((0,))
+        for node in work:
+            self.need(node)
+            if node.weight is None:
+                reads |= self.columns_of(node)
+            else:
+                (x,), (rows, inner) = node.args, node.weight.shape
+                self.jobs.append((str(rows), str(inner), self.at(x), str(self.words), str(node.count // rows)))
+                self.weights.append(node.weight)
+                reads.add(x)
+            self.home[node] = buffer, self.words - first
+            self.words += node.count + -node.count % 4
+        middle = len(self.lines)
+        for node in ready:
+            if node not in self.done:
+                self.make(node)
+                self.done.add(node)
+        buffer.count = self.words - first
+        for node in work:
+            self.place[node] = f"(b.memory + {self.at(node)})"
+        place = self.buffers.setdefault(buffer, len(self.buffers))
+        self.phases.append(
+            (begin, middle, len(self.lines), [str(len(self.jobs)), str(first), str(buffer.count), f"@{place}+0@"])
+        )
+        self.add("", reads, buffer)
+
+    def source(self, itemsize: int, shared: int) -> Source:
+        states = [*self.target, *self.updated]
+        for level in range(max(self.level.values()) + 1):
+            work = [node for node in self.order if self.shared(node) and self.level[node] == level + 1]
+            self.phase(work, [node for node in states if self.level[node] <= level])
+        root = _root(self.logits)
+        end = root if _in_order(self.logits) and root in self.home else _copied(self.logits)
+        if end is not root:
+            self.phase([], [end])
+        self.add("", {end})
+        return self._text(itemsize, shared, self.at(end))
+
+    def _text(self, itemsize: int, shared: int, logits: str) -> Source:
+        places, floats = self._allocate()
+
+        def filled(text: str) -> str:
+            return re.sub(r"@(\d+)\+(\d+)@", lambda m: str(places.get(int(m[1]), 0) + int(m[2])), text)
+
+        if self.embedding is None:
+            raise UnknownError("no embedding of the token")
+        if self.small > MOST_WHOLE:
+            raise UnknownError("a large state that is not read column by column")
+        if any(w.shape[1] * itemsize % 16 for w in self.weights):
+            raise UnknownError("a product whose inner size is not a multiple of 16 bytes")
+        least = floats * 4 + _SCRATCH
+        inside = least + 8 * self.small + _WARPS * _PIECE * _DEPTHS[-1] <= shared
+        least += 8 * self.small * inside
+        depth = next((n for n in _DEPTHS if least + _WARPS * _PIECE * n <= shared), None)
+        if depth is None:
+            raise UnknownError(
+                f"a step that needs {least + _WARPS * _PIECE * _DEPTHS[-1]} bytes of shared memory, of {shared}"
+            )
+        ends = [part for begin, middle, end, _ in self.phases for part in ((begin, middle), (middle, end))]
+        cases, parts = _alike([filled(" ".join(line.text for line in self.lines[a:b])) for a, b in ends])
+        sizes = {
+            "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "depth": depth,
+            "floats": floats, "small": self.small, "inside": int(inside), "logits": filled(logits),
+            "vectors": max(int(job[-1]) for job in self.jobs),
+        }  # fmt: skip
+        tables = {
+            "kJob": [[int(filled(x)) for x in job] for job in self.jobs],
+            "kPhase": [[int(filled(x)) for x in numbers] for *_, numbers in self.phases],
+            "kNumbers": parts,
+        }
+        text = [
+            "#pragma once", "#include <elman/whole.cuh>", "namespace elman::whole {",
+            *(f"__constant__ const int {k}[][{len(v[0])}] = {_braces(v)};" for k, v in tables.items()), "struct Program {",
+            f"  static constexpr int {', '.join(f'{k} = {v}' for k, v in sizes.items())};", "  template <class B>",
+            "  static __device__ __forceinline__ void part(B& b, int token, const int* n) {", "    switch (n[0]) {",
+            *(f"      case {i}: {{\n        {case}\n      }} break;" for i, case in enumerate(cases) if case),
+            "    }", "  }",
+            *(f"  static __device__ const int* {k[1:].lower()}(int i) {{ return {k}[i]; }}" for k in tables), "};",
+            "}  // namespace elman::whole", "",
+        ]  # fmt: skip
+        states = {key: self.offset[before] for key, (before, _) in self.states.items()}
+        own, waits = 0 if inside else 2 * self.small, sum(numbers[2] != "0" for *_, numbers in self.phases)
+        return Source(
+            "\n".join(text),
+            self.constants,
+            self.embedding,
+            self.weights,
+            states,
+            self.floats,
+            own,
+            self.words,
+            waits,
+            self.logits.count,
+        )
+
+    def _allocate(self) -> tuple[dict[int, int], int]:
+        """Where each buffer lies, in floats, and how many there are: buffers share memory unless both are needed at a time."""
+        last = {node: at for at, line in enumerate(self.lines) for node in line.reads}
+        taken, places = (
+            list[tuple[int, int, int, int]](),
+            dict[int, int](),
+        )  # (from line, to line, from float, to float)
+        for at, line in enumerate(self.lines):
+            if line.makes is None or line.makes not in self.buffers or not line.makes.count:
+                continue
+            until, size, start = max(last.get(line.makes, at), at), line.makes.count + -line.makes.count % 8, 0
+            for *_, low, high in sorted((t for t in taken if t[0] <= until and t[1] >= at), key=lambda t: t[2]):
+                if low - start >= size:
+                    break
+                start = max(start, high)
+            taken.append((at, until, start, start + size))
+            places[self.buffers[line.makes]] = start
+        return places, max((high for *_, high in taken), default=0)
+
+
+def _braces(rows: Sequence[Sequence[int]]) -> str:
+    return "{" + ", ".join("{" + ", ".join(map(str, row)) + "}" for row in rows) + "}"
+
+
+def _alike(parts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """Parts that differ in whole numbers alone as one: (cases, which read their numbers from `n`; the `n` of each part, whose
+    first is the number of its case). So the layers of a model share their code."""
+    token = re.compile(r"template \w+<[^>]*>|(?<![\w.])\d+(?![\w.])")
+    groups = dict[str, list[int]]()
+    for at, part in enumerate(parts):
+        groups.setdefault(token.sub(lambda m: m[0] if m[0][0] == "t" else "#", part), []).append(at)
+    cases, made = list[str](), [list[int]() for _ in parts]
+    for case, members in enumerate(groups.values()):
+        rows = [[int(x) for x in token.findall(parts[at]) if x[0] != "t"] for at in members]
+        columns = [tuple(column) for column in zip(*rows, strict=True)]
+        varies = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))  # equal ones are read once
+        names = iter([f"n[{varies.index(c) + 1}]" if c in varies else str(c[0]) for c in columns])
+        cases.append(_named(token, parts[members[0]], names))
+        for at, row in zip(members, zip(*varies, strict=True) if varies else [()] * len(members), strict=True):
+            made[at] = [case, *row]
+    width = max(map(len, made))
+    return cases, [[*row, *[0] * (width - len(row))] for row in made]
+
+
+def _named(token: re.Pattern[str], text: str, names: Iterator[str]) -> str:
+    return token.sub(lambda m: m[0] if m[0][0] == "t" else next(names), text)

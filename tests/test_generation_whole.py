@@ -1,0 +1,159 @@
+"""The program of a model, several bytes a launch, on emulated threads: against the model in float64, and within the loop."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoding_helpers import ladder
+
+from elman_core.generation import Sampling, generate_bytes, loop, whole
+from elman_core.kernels.whole.native import Run
+from elman_core.model import LadderLM
+from elman_core.registry import KernelError, list_variants
+from elman_core.registry.errors import KernelTimeoutError
+from elman_core.testing.kernel import need_host_compiler
+
+PROMPT = b"a prompt, "
+SMALL = {"blocks": 3, "large": 1000}  # states of this size are shared by the blocks
+OPTIONS = {"gdn": 128, "mamba2": 128}
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    need_host_compiler()
+
+
+def model_of(variant, dtype=torch.float32, dim=64):
+    torch.manual_seed(0)
+    model = LadderLM(variant, dim=dim, depth=2).to(dtype).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(20)  # far from uniform, so that a wrong state shows in what is drawn
+    return model
+
+
+def exact_of(model):
+    made = LadderLM(model.config).double().eval()
+    made.load_state_dict({name: x.double() for name, x in model.state_dict().items()})
+    return made
+
+
+def follows(model, steps=7):
+    """(worst relative error of a state, bytes by the program, bytes by the model in float64) after a prompt."""
+    made, exact = whole.made(model, **SMALL), exact_of(model)
+    assert made is not None
+    with torch.inference_mode():
+        cache = exact(torch.tensor([list(PROMPT)]), use_cache=True).past_key_values
+        states = whole.by_name([{n: x.float() for n, x in state.items()} for state in cache.states])
+        run, shown = Run(made, states, torch.tensor([3])), torch.zeros(steps, dtype=torch.long)
+        for part in shown.split((3, steps - 3)):
+            run.draw(part, None, torch.zeros(256, dtype=torch.bool), temperature=0.0, top_k=0, top_p=1.0, penalty=1.0)
+        wanted = [3]
+        for _ in range(steps):
+            out = exact(torch.tensor([[wanted[-1]]]), past_key_values=cache, use_cache=True)
+            wanted.append(int(out.logits[0, -1].argmax()))
+        run.save(states)
+    pairs = [(states[key].double(), x) for key, x in whole.by_name(cache.states).items()]
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs), shown.tolist(), wanted[1:]
+
+
+@pytest.mark.parametrize("variant", [*sorted({*list_variants()} - {"transformer"}), "e88:conv_h5n128v256"])
+def test_the_program_of_every_variant_is_its_model(variant):
+    error, drawn, wanted = follows(model_of(variant, dim=OPTIONS.get(variant, 64)))
+    assert error < 3e-6
+    assert drawn == wanted
+
+
+@pytest.mark.parametrize("order", ["EMULATED_BACKWARDS", "EMULATED_STALLED"])
+@pytest.mark.parametrize("variant", ["e42", "e88"])
+def test_nothing_depends_on_which_block_or_warp_is_first(variant, order, monkeypatch):
+    monkeypatch.setenv(order, "7")
+    error, drawn, wanted = follows(model_of(variant))
+    assert error < 3e-6
+    assert drawn == wanted
+
+
+def test_weights_of_16_bits_are_computed_with_in_float32():
+    error, drawn, wanted = follows(model_of("e88", torch.bfloat16))
+    assert error < 3e-6
+    assert drawn == wanted
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Sampling(),
+        Sampling(temperature=0),
+        Sampling(temperature=0.8, top_k=40, top_p=0.9),
+        Sampling(temperature=1.3, repetition_penalty=1.4),
+    ],
+    ids=str,
+)
+def test_the_loop_writes_the_same_bytes_with_a_program(how, monkeypatch):
+    model = ladder("e42")
+    given = {"max_new_bytes": 75, "how": how, "seed": 3}
+    plain = list(generate_bytes(model, PROMPT, **given))
+    monkeypatch.setattr(loop, "recorder_for", lambda *_: SimpleNamespace(burst=1))
+    monkeypatch.setattr(loop, "program_for", lambda model, _: whole.made(model, blocks=2))
+    monkeypatch.setattr(loop, "least_rows", lambda _: 1)
+    assert list(generate_bytes(model, PROMPT, **given)) == plain
+    stopped = [row[0] for row in generate_bytes(model, PROMPT, stop={plain[40][0]}, **given)]
+    assert stopped == [row[0] for row in plain][: [row[0] for row in plain].index(plain[40][0])]
+    assert whole._known[model][1] is not None
+    made = whole._known[model][1]
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    assert whole.made(model, blocks=2) is not made, "of other weights"
+
+
+def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):
+    grows, odd = LadderLM("transformer", dim=64, depth=1).eval(), ladder("e42")
+    forward = type(odd.model.layers[0].mixer).extras
+    monkeypatch.setattr(
+        type(odd.model.layers[0].mixer), "extras", lambda *given: (given[1].cumsum(-1), forward(*given))[1]
+    )
+    with caplog.at_level(logging.WARNING):
+        for model in (grows, odd):
+            assert whole.made(model, **SMALL) is whole.made(model, **SMALL) is None
+    said = "elman: this model is decoded step by step, not by one launch: it has "
+    assert [r.message for r in caplog.records] == [said + "a state that grows", said + "aten::cumsum"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["e1", "e42", "e65", "e75", "e88", "e88:conv_h5n128v256", "gdn", "lstm", "mamba2"])
+@pytest.mark.parametrize(
+    "how", [Sampling(), Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)], ids=str
+)
+def test_a_gpu_writes_the_text_of_the_recorded_steps(variant, how, monkeypatch):
+    model = model_of(variant, dim=256).cuda()
+    given = {"max_new_bytes": 1100, "how": how, "seed": 3}
+    text = list(generate_bytes(model, PROMPT, **given))
+    assert whole._known[model][1] is not None
+    monkeypatch.setattr(loop, "program_for", lambda *_: None)
+    assert text == list(generate_bytes(model, PROMPT, **given))
+
+
+def test_a_program_that_computes_something_else_is_refused(monkeypatch):
+    real = whole.write
+
+    def wrong(*given, **how):
+        source = real(*given, **how)
+        source.constants[0] = source.constants[0] * 1.5
+        return source
+
+    monkeypatch.setattr(whole, "write", wrong)
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    with pytest.raises(KernelError, match="the program of this model"):
+        whole.made(model_of("e42"), **SMALL)
+
+
+def test_a_wait_in_vain_ends_and_is_told(monkeypatch):
+    model = ladder("e42")
+    made = whole.made(model, blocks=3)
+    monkeypatch.setitem(made.fixed, "timeout_ns", 1)
+    monkeypatch.setattr(loop, "recorder_for", lambda *_: SimpleNamespace(burst=1))
+    monkeypatch.setattr(loop, "program_for", lambda *_: made)
+    monkeypatch.setattr(loop, "least_rows", lambda _: 1)
+    monkeypatch.setenv("EMULATED_STALLED", "3000")
+    with pytest.raises(KernelTimeoutError):
+        list(generate_bytes(model, PROMPT, max_new_bytes=6))
