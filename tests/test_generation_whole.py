@@ -16,7 +16,6 @@ from elman_core.testing.kernel import need_host_compiler
 
 PROMPT = b"a prompt, "
 SMALL = {"blocks": 3, "large": 1000}  # states of this size are shared by the blocks
-OPTIONS = {"gdn": 128, "mamba2": 128}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ def follows(model, steps=7):
 
 @pytest.mark.parametrize("variant", [*sorted({*list_variants()} - {"transformer"}), "e88:conv_h5n128v256"])
 def test_the_program_of_every_variant_is_its_model(variant):
-    error, drawn, wanted = follows(model_of(variant, dim=OPTIONS.get(variant, 64)))
+    error, drawn, wanted = follows(model_of(variant, dim=128 if variant in ("gdn", "gdn2", "kda", "mamba2") else 64))
     assert error < 3e-6
     assert drawn == wanted
 

@@ -93,4 +93,4 @@ def choose(
     if decode.takes_draw(logits_BV):
         decode.draw(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
         return
-    decode.draw_plain(logits_BV, _noise(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
+    decode.draw_plain(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)

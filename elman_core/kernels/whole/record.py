@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +37,8 @@ class Node:
         args: the nodes that it reads.
         view: whether it renames elements of args[0], or is a number.
         combine: of a reduction, "sum" or "max" of `expr` over a further, last index below `over`; else "".
-        weight: of a product with a constant matrix (N, K): x is args[0], (M, K), and the node (M, N).
+        weight: of a product with a constant matrix (N, K): x is args[0], (M, K), and the node (M, N). Where the node is
+            (H, 1, N), x (H, 1, K), there are H blocks, and the weight is (H N, K).
         terms: of a sum of vectors, these vectors.
         leaf: a constant's tensor, or whatever names an input.
     """
@@ -141,6 +143,12 @@ def _terms(x: Node) -> Sequence[Node]:
     return x.terms or [x]
 
 
+def _elementwise(form: str, shape: Shape, *args: Any) -> Node:
+    if len(args) != len(set(re.findall(r"{(\d)}", form))):
+        raise TypeError("an argument that the form does not have")
+    return pointwise(form, shape, *args)
+
+
 def _reduced(combine: str, x: Node, shape: Shape, dims: Any = None) -> Node:
     rank = len(x.shape)
     dims = [d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))]
@@ -160,6 +168,9 @@ def _product(a: Node, b: Node, shape: Shape) -> Node:
         return Node(shape, args=[a], combine="sum", over=a.shape[1], weight=b.leaf.t())
     if len(shape) == 2 and a.constant and not b.constant:
         return _turned(Node(shape[::-1], args=[_turned(b)], combine="sum", over=a.shape[1], weight=a.leaf))
+
+    if len(shape) == 3 and shape[1] == 1 and b.constant and not a.constant:  # a block of weights for each vector
+        return Node(shape, args=[a], combine="sum", over=a.shape[-1], weight=b.leaf.mT.flatten(0, 1))
 
     def expr(value: Value, index: Index) -> str:
         *group, m, n, k = index
@@ -233,6 +244,30 @@ def _norm(shape: Shape, x: Node, order: float = 2, dims: Any = None, _keep: bool
     return pointwise("sqrtf({0})", shape, _reduced("sum", pointwise("{0} * {0}", x.shape, x), shape, dims))
 
 
+def _layer_norm(shape: Shape, x: Node, sizes: Sequence[int], gain: Any, bias: Any, eps: float) -> Node:
+    thin, dims = (*shape[: -len(sizes)], *[1] * len(sizes)), list(range(-len(sizes), 0))
+
+    def mean(y: Node) -> Node:
+        return pointwise("{0} / {1}", thin, _reduced("sum", y, thin, dims), math.prod(sizes))
+
+    apart = pointwise("{0} - {1}", shape, x, mean(x))
+    made = pointwise("{0} / sqrtf({1} + {2})", shape, apart, mean(pointwise("{0} * {0}", shape, apart)), eps)
+    made = made if gain is None else pointwise("{0} * {1}", shape, made, gain)
+    return made if bias is None else pointwise("{0} + {1}", shape, made, bias)
+
+
+def _group_norm(
+    shape: Shape, x: Node, gain: Any, bias: Any, rows: int, channels: int, each: int, groups: int, eps: float
+) -> Node:
+    size = channels // groups * each
+    made = _reshaped(
+        _layer_norm((rows, groups, size), _reshaped(x, (rows, groups, size)), [size], None, None, eps), shape
+    )
+    column = (channels, *[1] * (len(shape) - 2))
+    made = made if gain is None else pointwise("{0} * {1}", shape, made, _reshaped(gain, column))
+    return made if bias is None else pointwise("{0} + {1}", shape, made, _reshaped(bias, column))
+
+
 def _pow(shape: Shape, x: Node, exponent: Any) -> Node:
     return pointwise(
         "{0} * {0}" if exponent == 2 else "powf({0}, {1})", shape, x, *([] if exponent == 2 else [exponent])
@@ -245,18 +280,21 @@ def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
 
 
 _POINTWISE = {
-    "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "abs": "fabsf({0})",
-    "exp": "expf({0})", "log": "logf({0})", "tanh": "tanhf({0})", "sigmoid": "sigmoid({0})", "silu": "{0} * sigmoid({0})",
-    "relu": "fmaxf({0}, 0.f)", "sqrt": "sqrtf({0})", "rsqrt": "1.f / sqrtf({0})", "reciprocal": "1.f / {0}",
-    "square": "{0} * {0}", "rsub": "{1} - {0}", "addcmul": "{0} + {1} * {2}", "lerp": "{0} + {2} * ({1} - {0})",
-    "log_sigmoid_forward": "-softplus(-{0})", "softplus": "softplus({0})", "maximum": "fmaxf({0}, {1})",
-    "minimum": "fminf({0}, {1})",
+    "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "abs": "fabsf({0})", "exp": "expf({0})",
+    "log": "logf({0})", "expm1": "expm1f({0})", "log1p": "log1pf({0})", "tanh": "tanhf({0})", "sigmoid": "sigmoid({0})",
+    "silu": "{0} * sigmoid({0})", "relu": "fmaxf({0}, 0.f)", "sqrt": "sqrtf({0})", "rsqrt": "1.f / sqrtf({0})",
+    "reciprocal": "1.f / {0}", "square": "{0} * {0}", "rsub": "{1} - {0}", "addcmul": "{0} + {1} * {2}",
+    "lerp": "{0} + {2} * ({1} - {0})", "log_sigmoid_forward": "-softplus(-{0})", "softplus": "softplus({0})",
+    "maximum": "fmaxf({0}, {1})", "minimum": "fminf({0}, {1})", "clamp_min": "fmaxf({0}, {1})",
+    "clamp_max": "fminf({0}, {1})", "where": "{0} != 0.f ? {1} : {2}", "eq": "{0} == {1} ? 1.f : 0.f",
+    "ne": "{0} != {1} ? 1.f : 0.f", "lt": "{0} < {1} ? 1.f : 0.f", "le": "{0} <= {1} ? 1.f : 0.f",
+    "gt": "{0} > {1} ? 1.f : 0.f", "ge": "{0} >= {1} ? 1.f : 0.f",
 }  # fmt: skip
 _SAME = (
     "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias", "detach", "clone", "_to_copy", "lift_fresh",
 )  # fmt: skip
 _RULES: dict[str, Callable[..., Node]] = {
-    **{name: lambda shape, *args, form=form: pointwise(form, shape, *args) for name, form in _POINTWISE.items()},
+    **{name: functools.partial(_elementwise, form) for name, form in _POINTWISE.items()},
     **{name: lambda shape, x, *_: _reshaped(x, shape) for name in _SAME},
     "add": _added,
     "expand": lambda shape, x, *_: _view(x, shape, lambda i: _broadcast(i, x.shape)),
@@ -267,7 +305,7 @@ _RULES: dict[str, Callable[..., Node]] = {
     "mean": lambda shape, x, dims=None, _keep=False: pointwise(
         "{0} / {1}", shape, _reduced("sum", x, shape, dims), x.count / math.prod(shape)
     ),
-    "linalg_vector_norm": _norm, "_softmax": _softmax, "pow": _pow, "clamp": _clamp,
+    "linalg_vector_norm": _norm, "_softmax": _softmax, "native_layer_norm": _layer_norm, "native_group_norm": _group_norm, "pow": _pow, "clamp": _clamp,
     "mm": lambda shape, a, b: _product(a, b, shape), "bmm": lambda shape, a, b: _product(a, b, shape),
     "mv": lambda shape, a, x: _reshaped(_product(a, _reshaped(x, (*x.shape, 1)), (*shape, 1)), shape),
     "addmm": lambda shape, bias, a, b: _added(
@@ -326,7 +364,8 @@ class Recorder(TorchDispatchMode):
         keywords = {k: v for k, v in kwargs.items() if k not in _LAYOUT}
         several = isinstance(out, list | tuple)
         first = out[0] if several else out
-        if keywords or not isinstance(first, Tensor) or (name not in _RULES and name not in _PARTS):
+        cut = name == "_to_copy" and not first.is_floating_point()
+        if cut or keywords or not isinstance(first, Tensor) or (name not in _RULES and name not in _PARTS):
             raise UnknownError(" ".join([func.name(), *keywords]))
         lists = lambda x: [self.node(y) for y in x] if isinstance(x, list) and isinstance(x[0], Tensor) else x  # noqa: E731
         given = [self.node(x) if isinstance(x, Tensor) else lists(x) for x in args]

@@ -302,7 +302,8 @@ class _Writer:
                 reads |= self.columns_of(node)
             else:
                 (x,), (rows, inner) = node.args, node.weight.shape
-                self.jobs.append((str(rows), str(inner), self.at(x), str(self.words), str(node.count // rows)))
+                block = node.shape[-1] if len(node.shape) == 3 else rows  # rows that share a vector
+                self.jobs.append(tuple(map(str, (rows, inner, self.at(x), self.words, node.count // rows, block))))
                 self.weights.append(node.weight)
                 reads.add(x)
             self.home[node] = buffer, self.words - first
@@ -358,7 +359,7 @@ class _Writer:
         sizes = {
             "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "depth": depth,
             "floats": floats, "small": self.small, "inside": int(inside), "logits": filled(logits),
-            "vectors": max(int(job[-1]) for job in self.jobs),
+            "vectors": max(int(job[4]) for job in self.jobs),
         }  # fmt: skip
         tables = {
             "kJob": [[int(filled(x)) for x in job] for job in self.jobs],

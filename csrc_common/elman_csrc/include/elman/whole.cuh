@@ -223,13 +223,14 @@ class Block {
   __device__ void publish_rest(int word, int count) {
     for (int i = count; i % 4; ++i) publish(word + i, 0.f);
   }
-  // y[m, n] = sum over k of x[m, k] weight[n, k], published
+  // y[m, n] = sum over k of x[m, k] weight[n, k], published; or x of the block of rows that n is in. A job is
+  // {rows, inner size, place of x, word, vectors, rows of a block}.
   __device__ void product(const int* job) {
     constexpr int per_word = Storage<Elem>::per_word, per = 4 * per_word, size = sizeof(Elem);
     const int rows = job[0], inner = job[1], word = job[3], vectors = job[4], bytes = inner * size;
-    const float* const x = memory + job[2];
     const int end = part(rows, blockIdx.x + 1);
     for (int row = part(rows, blockIdx.x) + warp_; row < end; row += kWarps) {
+      const float* const x = memory + job[2] + row / job[5] * inner;
       float sum[P::vectors] = {};
       for (int from = 0; from < bytes; from += kPiece) {
         __pipeline_wait_prior(P::depth - 1);
