@@ -305,7 +305,8 @@ _RULES: dict[str, Callable[..., Node]] = {
     "mean": lambda shape, x, dims=None, _keep=False: pointwise(
         "{0} / {1}", shape, _reduced("sum", x, shape, dims), x.count / math.prod(shape)
     ),
-    "linalg_vector_norm": _norm, "_softmax": _softmax, "native_layer_norm": _layer_norm, "native_group_norm": _group_norm, "pow": _pow, "clamp": _clamp,
+    "linalg_vector_norm": _norm, "_softmax": _softmax, "native_layer_norm": _layer_norm, "native_group_norm": _group_norm,
+    "pow": _pow, "clamp": _clamp,
     "mm": lambda shape, a, b: _product(a, b, shape), "bmm": lambda shape, a, b: _product(a, b, shape),
     "mv": lambda shape, a, x: _reshaped(_product(a, _reshaped(x, (*x.shape, 1)), (*shape, 1)), shape),
     "addmm": lambda shape, bias, a, b: _added(
