@@ -251,6 +251,21 @@ def test_the_plan_depends_on_the_sizes_alone_and_not_on_the_number_of_steps():
         assert plan((1, 32, width), torch.bfloat16, H200) == plan((65536, 32, width), torch.bfloat16, H200)
 
 
+@pytest.mark.parametrize(
+    ("width", "batch", "launch"),
+    [
+        (512, 32, "cluster: 11 groups of 8 blocks, tiles of 3 rows"),
+        (768, 32, "cluster: 7 groups of 12 blocks, tiles of 5 rows"),
+        (1024, 32, "cluster: 7 groups of 16 blocks, tiles of 5 rows"),
+        (1024, 64, "grid: 8 groups of 16 blocks, tiles of 8 rows"),
+        (1536, 64, "tiles: 5 groups of 24 blocks, tiles of 7 rows"),
+        (1024, 256, "tiles: 8 groups of 16 blocks, tiles of 16 rows"),
+    ],
+)
+def test_shapes_of_published_figures_keep_the_launches_that_were_measured(width, batch, launch):
+    assert str(plan((512, batch, width), torch.bfloat16, H200)) == launch
+
+
 def test_widths_that_do_not_fit_on_the_chip_run_step_by_step():
     assert plan((512, 32, 4096), torch.bfloat16, H200).kind == "steps"
     assert plan((512, 32, 2048), torch.bfloat16, Device(16, 232448, (9, 0))).kind == "steps"

@@ -41,11 +41,12 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   using L = Layout<Elem, d, KS, N, how>;
   using Slot = Slots<Elem, KC>;
   constexpr int VW = S::per_word, R = kOwned<Elem>, D = slots * d;  // D: channels of a row
+  constexpr int parts = (d + R - 1) / R;  // gridDim.x; known here, sending is four stores in a row instead of loops
   static_assert(slots == 1 || (!tied && d % R == 0), "the last block of a slot owns all of its rows");
   char* const shared = ptx::dynamic_shared();
 
   const int slot_channel = slots > 1 ? blockIdx.z * d : 0;
-  const int part = blockIdx.x, parts = gridDim.x, groups = gridDim.y, first_tile = blockIdx.y;
+  const int part = blockIdx.x, groups = gridDim.y, first_tile = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int local_tiles = single ? 1 : (g.tiles - first_tile + groups - 1) / groups;
   const unsigned shared_base = ptx::shared_address(shared);
@@ -150,10 +151,10 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
     timeout.turns = 0;
     while (!ptx::barrier_passed(barrier(slot, warp), parity) && !timeout.over()) {
     }
-    if (lane == 0 && !timeout.lost) ptx::barrier_expect(barrier(slot, warp), slice_bytes);
     const char* slice = shared + L::slots + slot * Slot::slot_bytes + warp * Slot::slice_bytes;
 #pragma unroll
     for (int k = 0; k < KC; ++k) product.add_from(k, slice + k * kChunk * sizeof(Elem), Slot::row_bytes);
+    if (lane == 0 && !timeout.lost) ptx::barrier_expect(barrier(slot, warp), slice_bytes);  // after the loads, which it would delay
     if (timeout.lost) product.poison();
   };
 
