@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from .size import TOLERANCE, count, parse_parameters, solve_width
     from .storage import (
         appending,
+        log_line,
         now,
         open_regular,
         read_bytes,
         read_json,
+        read_line,
         replacing,
         require_text,
         storage_errors,
@@ -95,8 +97,8 @@ _NAMES = {
     "registry.errors": "printable",
     "registry.extensions": "load_extension packages",
     "size": "TOLERANCE count parse_parameters solve_width",
-    "storage": "appending now open_regular read_bytes read_json replacing require_text storage_errors sync write_folder "
-    "write_json write_text",
+    "storage": "appending log_line now open_regular read_bytes read_json read_line replacing require_text storage_errors sync "
+    "write_folder write_json write_text",
     "training": "Settings TrainSettings",
     "training.precision": "pick_device",
     "training.recipes": "folders",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elman_core.extension import CheckpointError, read_bytes, write_text
+from elman_core.extension import CheckpointError, log_line, read_bytes, read_line, write_text
 
 from .catalogue import Task
 
@@ -55,13 +55,15 @@ def read(run: Path) -> list[dict[str, Any]]:
         CheckpointError: a line is damaged.
     """
     try:
-        lines = [json.loads(line) for line in read_bytes(run / FILE).decode().splitlines()]
+        texts = read_bytes(run / FILE).splitlines()
+        # Lines of older versions have no CRC.
+        lines: list[Any] = [read_line(text, "") if b'"crc32"' in text else json.loads(text) for text in texts]
         if not all(map(_is_line, lines)):
-            raise ValueError("a line is not a step and its tests")
+            raise ValueError("a line is not a step and its tests, or was changed")
         return lines
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{run / FILE} cannot be read ({error}): remove it, then resume the run") from error
 
 
@@ -75,4 +77,4 @@ def _is_line(line: Any) -> bool:
 def add(run: Path, step: int, tests: Mapping[str, Any]) -> None:
     """Write the line of a step; lines of that step and later ones are replaced."""
     lines = [*(line for line in read(run) if line["step"] < step), {"step": step, "tests": tests}]
-    write_text(run / FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(run / FILE, "".join(log_line({"kind": "accuracy"} | line, "") + "\n" for line in lines))

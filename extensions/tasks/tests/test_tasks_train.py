@@ -74,7 +74,8 @@ def test_lines_of_later_steps_are_replaced(tmp_path):
     for step in (2, 4, 6, 4):
         add(tmp_path, step, {"8": {"places": 0.5, "end": 0.5, "whole": 0.5}})
     assert [line["step"] for line in read(tmp_path)] == [2, 4]
-    for damaged in ("3", "[]", '{"step": 4}', '{"step": "4", "tests": {}}', '{"step": 4, "tests": {"8": 0.5}}', "{"):
+    changed = (tmp_path / "accuracy.jsonl").read_text().replace("0.5", "0.7", 1)
+    for damaged in (changed, "3", "[" * 3000, '{"step": "4", "tests": {}}', '{"step": 4, "tests": {"8": 0.5}}', "{"):
         (tmp_path / "accuracy.jsonl").write_text(damaged + "\n")
         with pytest.raises(CheckpointError, match="remove it, then resume"):
             read(tmp_path)
