@@ -72,7 +72,10 @@ READ_ALONE = ("gdn", "mamba2", "gru", "lstm", "transformer")
 
 @pytest.mark.parametrize(
     ("variant", "dim"),
-    [*((name, 128 if name in ("gdn", "kda", "gdn2") else 64) for name in list_variants()), ("e88:conv_h5v256", 320)],
+    [
+        *((name, 128 if name in ("gdn", "kda", "gdn2", "mlstm") else 64) for name in list_variants()),
+        ("e88:conv_h5v256", 320),
+    ],
 )
 def test_on_a_cpu_a_row_has_the_same_bits_whatever_is_computed_beside_it(variant, dim):
     model = LadderLM(variant, dim=dim, depth=2).eval()

@@ -9,6 +9,7 @@ from elman_core import Variant, hookimpl
 from .gdn import gdn_variant
 from .kda import gdn2_variant, kda_variant
 from .mamba2 import mamba2_variant
+from .mlstm import mlstm_variant
 from .rnn import gru_variant, lstm_variant, slstm_variant
 from .rwkv7 import rwkv7_variant
 from .transformer import transformer_variant
@@ -21,6 +22,7 @@ def elman_variants() -> Iterator[Variant]:
     yield gru_variant()
     yield lstm_variant()
     yield slstm_variant()
+    yield mlstm_variant()
     yield transformer_variant()
     yield mamba2_variant()
     yield gdn_variant()
