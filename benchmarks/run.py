@@ -57,6 +57,7 @@ PROBLEMS = {
     "documents": ("documents", "bytes/s of documents of 256 bytes to 4 KB in packed rows and in padded ones", ""),
     "optimizers": ("step", "tok/s with each optimizer; µs of an update", "schedulefree"),
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
+    "decode-cpu": ("decode_cpu", "bytes/s of one text on a CPU, with a recorded step and without", ""),
     "serve": (
         "serve",
         "bytes/s and time to the first byte: 1 to 256 clients of `elman serve`, beside `elman generate`",

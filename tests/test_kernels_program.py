@@ -48,7 +48,7 @@ ROWS = torch.tensor([[0, 69, 7, 7, 13]])
 @pytest.fixture
 def module():
     need_host_compiler()
-    return launch.opened(made_in.extension(), made_in._FAMILY)
+    return launch.opened(made_in.extension(), made_in.FAMILY)
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)

@@ -19,7 +19,7 @@ from elman_core.registry.errors import KernelError
 from .lower import Instruction, UnknownOperationError, lower, name_of
 from .tape import Operation, Tape, tensors
 
-_FAMILY = Family(
+FAMILY = Family(
     "program",
     {"C": "count", "I": "words"},
     {"run": "code threads"},
@@ -225,7 +225,7 @@ def recorder_when_built() -> CpuRecorder | None:
         return None
 
     def prepare() -> None:
-        if (found := load_or_warn(what, lambda: launch.opened(extension(), _FAMILY))) is not None:
+        if (found := load_or_warn(what, lambda: launch.opened(extension(), FAMILY))) is not None:
             _ready.append(found)
 
     if not _ready and (mode() == "require" or _is_built()):

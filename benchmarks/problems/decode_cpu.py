@@ -1,0 +1,68 @@
+"""Decoding on a CPU, one text, sampled as by `elman generate`: a program that repeats a step, beside plain PyTorch.
+
+Both take turns in one process, so that what else the machine does slows both. bytes_cpu_s: bytes a second of a processor,
+which other processes disturb less. load: processes that wanted to run, over the last minute.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+
+import torch
+from harness import Row, Setting
+
+from elman_core.generation import generate_bytes
+from elman_core.generation import loop as generation_loop
+from elman_core.kernels import launch
+from elman_core.kernels.program import CpuRecorder
+from elman_core.kernels.program import recorder as programs
+from elman_core.model.checkpoint import load_checkpoint
+
+from .decode import HOW, PROMPT, SKIPPED, build
+
+MODELS = ("pretrained/e88-small", "e42@1536x6")
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    module = launch.opened(programs.extension(), programs.FAMILY)
+    for name in ("e42@16x1",) if setting.tiny else MODELS:
+        for dtype in (torch.float32, torch.bfloat16):
+            if not setting.wants(model=name, dtype=str(dtype)):
+                continue
+            model = load_checkpoint(name, device="cpu") if "/" in name else build(name, setting)
+            model.to(dtype)
+            parameters = sum(p.numel() for p in model.parameters())
+            if parameters < 2**25:
+                torch.set_num_threads(1)  # as `elman generate` does
+            made: dict[str, list[tuple[float, float]]] = {"plain": [], "program": []}
+            for _ in range(setting.repeats):
+                for who, found in made.items():
+                    found.append(
+                        rate(model, CpuRecorder(module) if who == "program" else None, 8 if setting.tiny else 128)
+                    )
+            for who, found in made.items():
+                walls, processors = zip(*found, strict=True)
+                yield {
+                    "model": name, "dtype": str(dtype).removeprefix("torch."), "who": who, "parameters": parameters,
+                    "threads": torch.get_num_threads(), "bytes_s": round(statistics.median(walls)),
+                    "highest": round(max(walls)), "bytes_cpu_s": round(statistics.median(processors)),
+                    "load": round(os.getloadavg()[0], 1),
+                }  # fmt: skip
+
+
+def rate(model: object, recorder: CpuRecorder | None, count: int) -> tuple[float, float]:
+    """Bytes a second, and a second of processors, after the first ones."""
+    real = generation_loop.recorder_for
+    generation_loop.recorder_for = lambda *_: recorder  # type: ignore[assignment,return-value]
+    try:
+        texts = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, how=HOW, seed=0)  # type: ignore[arg-type]
+        for _ in range(SKIPPED):
+            next(texts)
+        wall, processor = time.perf_counter(), time.process_time()
+        came = sum(1 for _ in texts)
+        return came / (time.perf_counter() - wall), came / (time.process_time() - processor)
+    finally:
+        generation_loop.recorder_for = real
