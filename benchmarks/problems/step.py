@@ -3,7 +3,7 @@
 Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
 autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called; tok/s from its
 own metrics. Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
-MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; xlstm's sLSTM blocks; the same
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; xlstm's blocks; the same
 clipping and optimizer, the loss read after every step. Each eager and as a CUDA graph, some compiled. --only names models
 (`e88:conv_h5v256@736x8`), variants, settings or peers; a model that is not in the list is timed too. ELMAN_PROFILE=FOLDER
 writes a table of kernels of each of our rows into it.
@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from .step_profile import profile_steps
 OURS: dict[str, tuple[str, ...]] = {
     "27M": (
         "e88:conv_h32n32@640x8", "e88:conv_h16n64@640x8", "e88:conv_linear@640x8", "e88:conv_h5v256@736x8",
-        "e88:conv_h5n128v256@640x8", "gdn@640x8", "slstm@768x6",
+        "e88:conv_h5n128v256@640x8", "gdn@640x8", "slstm@768x6", "mlstm@768x10",
     ),
     "49M": (
         "e1@1280x6", "e42@1664x6", "e88:h32n32@1536x8", "gru@1024x6", "lstm@896x6", "transformer@640x10", "mamba2@640x19",
@@ -52,7 +53,7 @@ OURS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 PEERS = {
-    "27M": {"xlstm": (768, 7)},
+    "27M": {"xlstm sLSTM": (768, 7), "xlstm mLSTM": (768, 7)},
     "49M": {"mamba_ssm": (640, 19), "fla": (640, 15), "llama": (640, 10)},
     "100M": {"mamba_ssm": (896, 20), "fla": (768, 20), "llama": (640, 20)},
     "tiny": {"llama": (64, 1)},
@@ -206,22 +207,24 @@ def llama(width: int, depth: int) -> nn.Module:
     return Logits(LlamaForCausalLM(config))
 
 
-def xlstm(width: int, depth: int) -> nn.Module:
-    """xlstm's sLSTM blocks, as in its README: convolution, four heads, gated feed-forward."""
-    from xlstm import FeedForwardConfig, sLSTMBlockConfig, sLSTMLayerConfig, xLSTMBlockStack, xLSTMBlockStackConfig
+def xlstm(width: int, depth: int, matrix: bool) -> nn.Module:
+    """xlstm's blocks as in its README, all with sLSTM (and a gated feed-forward) or all with mLSTM."""
+    import xlstm as package
 
-    layer = sLSTMLayerConfig(backend="cuda" if torch.cuda.is_available() else "vanilla", num_heads=4)
-    block = sLSTMBlockConfig(slstm=layer, feedforward=FeedForwardConfig(proj_factor=1.3, act_fn="gelu"))
-    stack = xLSTMBlockStackConfig(slstm_block=block, slstm_at="all", num_blocks=depth, embedding_dim=width)
-    return nn.Sequential(nn.Embedding(256, width), xLSTMBlockStack(stack), nn.Linear(width, 256, bias=False))
+    scalar = package.sLSTMLayerConfig(backend="cuda" if torch.cuda.is_available() else "vanilla", num_heads=4)
+    after = package.FeedForwardConfig(proj_factor=1.3, act_fn="gelu")
+    stack = package.xLSTMBlockStackConfig(
+        mlstm_block=package.mLSTMBlockConfig(mlstm=package.mLSTMLayerConfig(num_heads=4)),
+        slstm_block=package.sLSTMBlockConfig(slstm=scalar, feedforward=after),
+        slstm_at=[] if matrix else "all", num_blocks=depth, embedding_dim=width, context_length=512,
+    )  # fmt: skip
+    return nn.Sequential(nn.Embedding(256, width), package.xLSTMBlockStack(stack), nn.Linear(width, 256, bias=False))
 
 
 MAKERS: dict[str, Callable[[int, int], nn.Module]] = {
-    "mamba_ssm": mamba_lm,
-    "fla": FlaStack,
-    "llama": llama,
-    "xlstm": xlstm,
-}
+    "mamba_ssm": mamba_lm, "fla": FlaStack, "llama": llama, "xlstm sLSTM": partial(xlstm, matrix=False),
+    "xlstm mLSTM": partial(xlstm, matrix=True),
+}  # fmt: skip
 
 
 def peer(setting: Setting, name: str, width: int, depth: int, launch: str, batch: int, length: int) -> Row:
