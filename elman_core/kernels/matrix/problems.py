@@ -140,8 +140,8 @@ def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
             special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
             yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
     for dtype in (d for d in native.DTYPES[target] if d.itemsize == 2):
-        if cell.vectors:
-            yield case((2, 50, 2, 32, 32), dtype, maps=cell.maps[0], wide=_wide(cell))
+        for rows in (32, 64) if cell.vectors else ():
+            yield case((2, 50, 2, rows, rows), dtype, maps=cell.maps[0], wide=_wide(cell))
         for i, size in enumerate(_AT_ONCE if blocks and grid == "full" else ()):
             words = {"masked": i > 2, "packed": i % 2 == 1}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
