@@ -18,7 +18,8 @@ from torch.func import functional_call
 
 from elman_core.kernels.decode.op import MOST_CLASSES
 from elman_core.kernels.decode.spec import DTYPES
-from elman_core.kernels.runtime import load_or_warn
+from elman_core.kernels.dense.native import check_errors
+from elman_core.kernels.runtime import mode
 from elman_core.kernels.whole.native import Program, Run, State
 from elman_core.kernels.whole.record import UnknownError, record
 from elman_core.kernels.whole.source import write
@@ -40,7 +41,7 @@ def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
     if it has not been made yet and so few bytes do not pay for it.
 
     Raises:
-        KernelError: the program computes something else than plain PyTorch; or it cannot be compiled and ELMAN_KERNELS=require.
+        KernelError: with ELMAN_KERNELS=require, it cannot be compiled, or computes something else than plain PyTorch.
     """
     weight = model.model.embed_tokens.weight
     watched = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -52,14 +53,27 @@ def made(model: LadderForCausalLM, **how: Any) -> Program | None:
     """`program_for` a model anywhere. how: of `Program` and of `write`, for tests."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     key = [(name, x.data_ptr(), -1 if x.is_inference() else x._version) for name, x in tensors]
+    if mode() == "off":
+        return None
     if model not in _known or _known[model][0] != key:
-        _known[model] = key, load_or_warn("program", lambda: _make(model, dict(tensors), **how))
+        program = None
+        try:
+            program = _make(model, dict(tensors), **how)
+        except (UnknownError, NotImplementedError) as unknown:  # the latter from a mixer that names a kernel
+            _say(f"it has {unknown}")
+        except KernelError as error:
+            if mode() == "require":
+                raise
+            _say(str(error))
+        _known[model] = key, program
     return _known[model][1]
 
 
-def _make(
-    model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int | None = None, **limits: int
-) -> Program | None:
+def _say(why: str) -> None:
+    log.warning("elman: this model is decoded step by step, not by one launch: %s", why)
+
+
+def _make(model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int | None = None, **limits: int) -> Program:
     like = model.model.embed_tokens.weight
     shared = 227 << 10
     if like.is_cuda:
@@ -83,20 +97,16 @@ def _make(
             return source.detach()
         return x.to(like.device, like.dtype).contiguous()
 
-    try:
-        if any(block.mixer.state_growth != "constant" for block in model.model.layers):
-            raise UnknownError("a state that grows")
-        blank = [block.mixer.state_spec(block.mixer.dim, block.mixer.config) for block in model.model.layers]
-        states = [
-            {name: torch.zeros(1, *shape, dtype=torch.float64) for name, (shape, _) in spec.items()} for spec in blank
-        ]
-        # Forward-mode derivatives, of which there are none, keep kernels out; with gradients no product is padded.
-        with torch.inference_mode(False), torch.enable_grad(), forward_ad.dual_level():
-            logits, changed = record(step, states)
-        source = write(logits, changed, like.element_size(), shared, **limits)
-    except UnknownError as unknown:
-        log.warning("elman: this model is decoded step by step, not by one launch: it has %s", unknown)
-        return None
+    if any(block.mixer.state_growth != "constant" for block in model.model.layers):
+        raise UnknownError("a state that grows")
+    blank = [block.mixer.state_spec(block.mixer.dim, block.mixer.config) for block in model.model.layers]
+    states = [
+        {name: torch.zeros(1, *shape, dtype=torch.float64) for name, (shape, _) in spec.items()} for spec in blank
+    ]
+    # Forward-mode derivatives, of which there are none, keep kernels out; with gradients no product is padded.
+    with torch.inference_mode(False), torch.enable_grad(), forward_ad.dual_level():
+        logits, changed = record(step, states)
+    source = write(logits, changed, like.element_size(), shared, **limits)
     program = Program(source, like.device, like.dtype, placed, blocks)
     with torch.inference_mode():
         _check(program, step, states)
@@ -117,7 +127,8 @@ def _check(program: Program, step: Any, states: Sequence[Mapping[str, Tensor]]) 
     for _ in range(_CHECKED):
         run.draw(shown, None, seen, penalty=1.0, temperature=0.0, top_k=0, top_p=1.0)
         logits, cache = step(token, cache)
-        drawn = int(shown)
+        if (drawn := int(shown)) < 0:
+            check_errors(program.device)
         spread = float(logits.max() - logits.min())
         if drawn < 0 or float(logits.max() - logits[drawn]) > _TOLERANCE * spread:
             raise KernelError(
