@@ -67,7 +67,7 @@ class Program:
         constants = torch.cat([c.float().flatten() for c in source.constants] or [torch.zeros(1)])
         if blocks is None:
             blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        self.blocks = min(blocks, max(len(w) for w in self.weights))  # each has a row of some product, see whole.cuh
+        self.blocks = min(blocks, source.blocks)
         self.fixed: dict[str, Any] = {
             "table": launch.whole(placed(source.embedding)), "jobs": torch.tensor(jobs).to(device),
             "constants": constants.to(device), "blocks": self.blocks, "timeout_ns": TIMEOUT_NS,

@@ -7,6 +7,7 @@ the results. A step is a sequence of phases: the shared work of a phase depends 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Source:
         text: of the header. constants: concatenated in this order. embedding: of the tokens (V, D).
         weights: (N, K) each, in the order in which they are read. states: where each lies among all, in floats.
         floats: of all states. own: those of every block, outside of shared memory. words: exchanged in a step.
-        phases: how many times blocks wait for each other in a step. classes: of the logits.
+        phases: how many times blocks wait for each other in a step. classes: of the logits. blocks: how many may run at most.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Source:
     words: int
     phases: int
     classes: int
+    blocks: int
 
 
 @dataclass
@@ -378,18 +380,14 @@ class _Writer:
         ]  # fmt: skip
         states = {key: self.offset[before] for key, (before, _) in self.states.items()}
         own, waits = 0 if inside else 2 * self.small, sum(numbers[2] != "0" for *_, numbers in self.phases)
+        ends = [0, *(int(numbers[0]) for *_, numbers in self.phases)]
+        rows = sorted(max((int(job[0]) for job in self.jobs[a:b]), default=0) for a, b in itertools.pairwise(ends))
+        if len(rows) < 2 or not rows[-2]:
+            raise UnknownError("a single product with weights")
         return Source(
-            "\n".join(text),
-            self.constants,
-            self.embedding,
-            self.weights,
-            states,
-            self.floats,
-            own,
-            self.words,
-            waits,
-            self.logits.count,
-        )
+            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, self.words, waits,
+            self.logits.count, rows[-2],
+        )  # fmt: skip
 
     def _allocate(self) -> tuple[dict[int, int], int]:
         """Where each buffer lies, in floats, and how many there are: buffers share memory unless both are needed at a time."""

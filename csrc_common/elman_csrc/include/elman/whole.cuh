@@ -4,8 +4,7 @@
 // All blocks are resident and run the same program. What is small, every block computes by itself, so the blocks hold equal values, bit by bit. Products with
 // weights are shared by rows and large states by columns. There are no barriers between blocks: a result is published as one word of eight bytes, which holds
 // the number and the step that it belongs to, and readers wait for the step they want. A word is written again a whole step later. By then its writer has
-// received results of every block of the step in between, so no block still waits for the older one; hence the most rows of a product may not be fewer than
-// the blocks.
+// received results of every block from after their reading of the older one, if all blocks have rows in two phases at least: hence there are no more blocks.
 //
 // Weights are read once in a step, in a fixed order, as one stream through shared memory: each warp copies its own pieces ahead, past the waits.
 #pragma once
@@ -156,9 +155,10 @@ class Block {
         s = most ? most_of_warp(s) : of_warp(s);
         if (lane_ == 0) scratch_.sums[warp_] = s;
         __syncthreads();
-        if (threadIdx.x == 0) {
-          for (int w = 1; w < kWarps; ++w) s = add(s, scratch_.sums[w]);
-          to[o] = s;
+        if (warp_ == 0) {
+          s = lane_ < kWarps ? scratch_.sums[lane_] : none;
+          s = most ? most_of_warp(s) : of_warp(s);
+          if (lane_ == 0) to[o] = s;
         }
         __syncthreads();
       }
@@ -189,10 +189,12 @@ class Block {
         for (int by = width; by < 32; by *= 2) s += __shfl_xor_sync(0xffffffffu, s, by);
         if (lane_ < width) scratch_.sums[warp_ * width + lane_] = s;
         __syncthreads();
-        if (threadIdx.x < width && o < count) {
-          for (int w = 1; w < kWarps; ++w) s += scratch_.sums[w * width + threadIdx.x];
-          publish(word + o, s);
-          if (o == count - 1) publish_rest(word, count);
+        if (warp_ == 0) {
+          s = 0.f;
+          for (int i = lane_; i < kWarps * width; i += 32) s += scratch_.sums[i];
+          for (int by = width; by < 32; by *= 2) s += __shfl_xor_sync(0xffffffffu, s, by);
+          if (lane_ < width && o < count) publish(word + o, s);
+          if (lane_ < width && o == count - 1) publish_rest(word, count);
         }
         __syncthreads();
       }
@@ -228,7 +230,8 @@ class Block {
   __device__ void product(const int* job) {
     constexpr int per_word = Storage<Elem>::per_word, per = 4 * per_word, size = sizeof(Elem);
     const int rows = job[0], inner = job[1], word = job[3], vectors = job[4], bytes = inner * size;
-    const int end = part(rows, blockIdx.x + 1);
+    const int end = part(rows, blockIdx.x + 1),
+              turn = per == 8 ? lane_ / 4 % 2 : 0;  // of eight lanes, four read x from behind: no bank conflicts
     for (int row = part(rows, blockIdx.x) + warp_; row < end; row += kWarps) {
       const float* const x = memory + job[2] + row / job[5] * inner;
       float sum[P::vectors] = {};
@@ -238,7 +241,7 @@ class Block {
         const uint4* const piece = reinterpret_cast<const uint4*>(ring_ + used_ * kPiece);
         const int count = min(kPiece, bytes - from) / 16;
         for (int p = lane_; p < count; p += 32) {
-          const uint4 words = piece[p];
+          const uint4 read = piece[p], words = turn ? make_uint4(read.z, read.w, read.x, read.y) : read;
           float w[per];
           Storage<Elem>::unpack(words.x, w), Storage<Elem>::unpack(words.y, w + per_word);
           Storage<Elem>::unpack(words.z, w + 2 * per_word), Storage<Elem>::unpack(words.w, w + 3 * per_word);
@@ -248,7 +251,7 @@ class Block {
             const float4* const at = reinterpret_cast<const float4*>(x + m * inner + from / size + p * per);
 #pragma unroll
             for (int i = 0; i < per; i += 4) {
-              const float4 v = at[i / 4];
+              const float4 v = at[i / 4 ^ turn];
               sum[m] += w[i] * v.x, sum[m] += w[i + 1] * v.y, sum[m] += w[i + 2] * v.z, sum[m] += w[i + 3] * v.w;
             }
           }
