@@ -380,8 +380,8 @@ class _Writer:
         ]  # fmt: skip
         states = {key: self.offset[before] for key, (before, _) in self.states.items()}
         own, waits = 0 if inside else 2 * self.small, sum(numbers[2] != "0" for *_, numbers in self.phases)
-        ends = [0, *(int(numbers[0]) for *_, numbers in self.phases)]
-        rows = sorted(max((int(job[0]) for job in self.jobs[a:b]), default=0) for a, b in itertools.pairwise(ends))
+        jobs = [0, *(int(numbers[0]) for *_, numbers in self.phases)]
+        rows = sorted(max((int(job[0]) for job in self.jobs[a:b]), default=0) for a, b in itertools.pairwise(jobs))
         if len(rows) < 2 or not rows[-2]:
             raise UnknownError("a single product with weights")
         return Source(
