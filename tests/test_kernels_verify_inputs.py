@@ -12,7 +12,8 @@ from linear_cells import CELLS
 from torch import Tensor
 
 from elman_core.kernels import Case, KernelSpec, verify_cache
-from elman_core.kernels.verify import failures, verify
+from elman_core.kernels import verify as verify_module
+from elman_core.kernels.verify import Row, failures, verify
 from elman_core.registry import KernelError
 from elman_core.testing.kernel import need_host_compiler
 
@@ -83,6 +84,38 @@ def test_what_rounding_chooses_at_a_kink_is_said_and_hides_nothing_else(slope: f
     report = verify(spec, "torch", cases=[Case({"T": 4}, bf16)], opcheck=False)
     assert report.passed == ((slope, scale) == (0.0, 1.0)), list(failures(report))
     assert any(0 < row.kink < 0.02 for row in report.rows)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_few_sums_that_cancel_are_judged_by_their_usual_norm(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sums of 16 products that are rounded to 16 bits. A term less in these two alone is seen in every draw."""
+
+    def kernel(x: Tensor, s: Tensor) -> Tensor:
+        terms = (x.float() * s)[..., drops and len(x) == 1 :]
+        return (terms + (terms.to(bf16) - terms).detach()).sum(-1).to(x.dtype)
+
+    def draw(problem: Case, generator: torch.Generator) -> dict[str, Tensor]:
+        drawn = 2 * torch.rand(2, problem.sizes["T"], 2, 16, generator=generator) - 1
+        return dict(zip("xs", (drawn + drawn.sign()).to(problem.dtype), strict=True))
+
+    def check(steps: int, first: int, **special: Any) -> list[Row]:
+        cases = [Case({"T": steps}, bf16, options={"n": n}) for n in range(first, first + 40)]
+        return [row for row in verify(spec, "torch", cases=cases, opcheck=False, **special).rows if row.tensor == "y"]
+
+    def right(x: Tensor, s: Tensor) -> Tensor:
+        return (x.to(torch.promote_types(x.dtype, torch.float32)) * s).sum(-1).to(x.dtype)
+
+    spec = dataclasses.replace(spec_of(right, kernel, draw), targets=("torch",))
+    many = check(40, 0)
+    record = {"bfloat16 y": max(row.error for row in many)}
+    monkeypatch.setattr(verify_module, "recorded_errors", lambda *_: record)
+    assert all(row.passed and row.usual == 1 for row in many)
+    few = check(1, 0, recorded=False)  # as when errors are recorded again
+    assert any(row.usual > 4 for row in few)
+    if not drops:
+        record["bfloat16 y"] = max(row.error for row in few)
+        assert record["bfloat16 y"] < 3 * max(row.error for row in many)
+    assert [row for row in (*few, *check(1, 40)) if row.passed == drops] == []
 
 
 def test_a_reference_against_which_two_back_ends_agree_is_named() -> None:

@@ -294,7 +294,8 @@ def _cells(row: Row) -> list[str]:
     given = (row.error, row.worst, row.reference, row.recorded, row.limit)
     numbers = ["-" if x is None else f"{x:.1e}" for x in given]
     cells = [row.dtype, row.tensor, *numbers, f"{row.ratio:.2f}", "ok" if row.passed else "WRONG"]
-    return [*cells, f"{row.case}, {row.kink:.2%} at a kink" if row.kink else row.case]
+    kink = f", {row.kink:.2%} at a kink" if row.kink else ""
+    return [*cells, f"{row.case}{kink}" + (f", usually {row.usual:.1f} times as large" if row.usual > 1 else "")]
 
 
 def _as_dict(report: Report) -> dict[str, Any]:

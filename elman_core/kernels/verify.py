@@ -9,11 +9,13 @@ apply, and the smaller decides:
   unless the reference itself errs by more: such a case is worse conditioned than all that were recorded (a sum that cancels).
 
 In float64, where reference and truth are the same, the limit is 1e-12. A tensor that is zero in theory (its truth is 1e-12 of
-the others) is measured against them. At a kink, such as that of relu, rounding may choose the side: if elements of the truth
-jump when the inputs move by one rounding, each element may be wrong by as much as it moved, and the row says which share jumps.
-In addition, memory from torch.empty is filled with NaN before the call, two calls must agree in every bit, inputs must be
-unchanged, every value must be finite (also at masked positions), and `torch.library.opcheck` must pass. Where the reference
-itself is not finite, the inputs are unsuitable, and nothing is said about the kernel.
+the others) is measured against them. Few sums may all cancel by chance, which does not make rounding smaller: an error beyond
+its limit is measured again, against the median norm of further draws of the same problem if that is larger, as the row says.
+At a kink, such as that of relu, rounding may choose the side: if elements of the truth jump when the inputs move by one
+rounding, each element may be wrong by as much as it moved, and the row says which share jumps. In addition, memory from
+torch.empty is filled with NaN before the call, two calls must agree in every bit, inputs must be unchanged, every value must be
+finite (also at masked positions), and `torch.library.opcheck` must pass. Where the reference itself is not finite, the inputs
+are unsuitable, and nothing is said about the kernel.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ EPS = {torch.float32: 4}
 FLOAT64_LIMIT = 1e-12
 RECORDED_FACTOR = 2.0
 ZERO = 1e-12
+DRAWS = 8  # of which the median is a usual norm
 JUMP = 1 / 3  # of an element, and at least 0.05 of the tensor's root mean square
 NUDGES = 4  # each with its mirror image: what lies within one rounding of a kink crosses it in one of the two
 _OPCHECK_ELEMENTS = 1 << 16
+Errors = Mapping[str, float]  # by dtype and tensor: {"bfloat16 d w": 1.9e-3}
 
 
 class InputsError(KernelError):
@@ -58,10 +62,11 @@ class Row:
 
     Attributes:
         tensor: name of an output ("y"), or of the gradient of an input ("d w").
-        error: ‖kernel - truth‖ / ‖truth‖, beyond what a kink allows. worst: the largest error of an element / the largest
-            element of the truth.
+        error: ‖kernel - truth‖ / (usual ‖truth‖), beyond what a kink allows. worst: the largest error of an element / the
+            largest element of the truth.
         reference: the error of the reference in the same dtype. limit: the largest allowed `error`.
         recorded: the error that the plugin has recorded for this architecture, if any.
+        usual: the norm against which the error is measured / ‖truth‖; 1 unless few sums cancel.
         dtype: of the case's storage. kink: the share of elements that one rounding of the inputs makes jump; 0 unless asked.
     """
 
@@ -74,6 +79,7 @@ class Row:
     limit: float
     recorded: float | None = None
     kink: float = 0.0
+    usual: float = 1.0
 
     @property
     def ratio(self) -> float:
@@ -154,7 +160,7 @@ def verify(
     if not chosen:
         raise KernelError(f"{spec.name}: no case of the {grid} grid is left for {target}; choose other dtypes")
     report = Report(spec.name, target, grid)
-    records = recorded_errors(spec, target) if recorded and target in spec.targets else {}
+    records = recorded_errors(spec, target) if target in spec.targets else {}
     if target in (*spec.targets, "emulated"):
         build.build_all([(e, build.local_arch(e)) for e in _modules(spec, target, chosen)])
     checked: set[tuple[torch.dtype, bool, str]] = set()
@@ -162,7 +168,7 @@ def verify(
         for number, case in enumerate(chosen, 1):
             kind = (case.dtype, case.masked, str(sorted(case.options.items())))
             try:
-                inputs = _run_case(spec, target, case, report, records)
+                inputs = _run_case(spec, target, case, report, records, recorded)
                 elements = sum(x.numel() for x in inputs.values() if x is not None)
                 if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
                     checked.add(kind)
@@ -189,12 +195,12 @@ def _modules(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Exten
     return list(found)
 
 
-def recorded_errors(spec: KernelSpec, target: Target) -> Mapping[str, float]:
-    """The errors that the plugin has recorded for this kernel on this machine's architecture: `{"bfloat16 d w": 1.9e-3}`."""
+def recorded_errors(spec: KernelSpec, target: Target) -> Errors:
+    """The errors that the plugin has recorded for this kernel on this machine's architecture."""
     if not (known := read_record(spec)):
         return {}
     errors = known.get(build.local_arch(spec.extension(target)), {}).get("errors", {})
-    return cast(Mapping[str, float], errors.get(spec.name, {}))
+    return cast(Errors, errors.get(spec.name, {}))
 
 
 def read_record(spec: KernelSpec) -> dict[str, Any]:
@@ -202,14 +208,22 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
     return read_json(spec.record) if spec.record is not None and spec.record.is_file() else {}
 
 
-def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Mapping[str, float]) -> Inputs:
+def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Errors, recorded: bool) -> Inputs:
     device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
-    inputs: Inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
-    visible = spec.visible(inputs)
 
-    def run(backend: str, given: Inputs, gradients: Outputs | None) -> Outputs:
-        """Outputs, and gradients of the inputs by name ("d u"), from `gradients` or from those drawn in the case's dtype."""
+    def draw() -> tuple[Inputs, Outputs, Outputs]:
+        """Inputs, where outputs are visible, and the incoming gradient of each output: 0 where it is not visible."""
+        inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
+        visible, incoming = spec.visible(inputs), {}
+        for name, x in (spec.call("reference", inputs, case.options) if spec.differentiable else {}).items():
+            dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
+            drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
+            incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+        return inputs, visible, incoming
+
+    def run(backend: str, given: Inputs, gradients: Outputs) -> Outputs:
+        """Outputs, and gradients of the inputs by name ("d u"), from those of the outputs."""
         if not spec.differentiable:
             with torch.no_grad():
                 return spec.call(backend, given, case.options)
@@ -217,20 +231,18 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
         }
         outputs = spec.call(backend, leaves, case.options)
-        weights = incoming if gradients is None else gradients
         wanted = [k for k in outputs if not (case.bare and k in spec.states)]
         named = {k: x for k, x in leaves.items() if x is not None and x.requires_grad}
         made = torch.autograd.grad(
             [outputs[k] for k in wanted],
             list(named.values()),
-            [weights[k].to(outputs[k].dtype) for k in wanted],
+            [gradients[k].to(outputs[k].dtype) for k in wanted],
         )
         return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
 
-    wide = {k: x.double() if x is not None and x.is_floating_point() else x for k, x in inputs.items()}
-    incoming = _draw_gradients(spec, case, inputs, visible, generator) if spec.differentiable else {}
-    truth = run("reference", wide, {k: g.double() for k, g in incoming.items()})
-    same = run(spec.rounded, inputs, None)
+    inputs, visible, incoming = draw()
+    truth = run("reference", _wide(inputs), _wide(incoming))
+    same = run(spec.rounded, inputs, incoming)
     for what, found in (("float64", truth), (str(case.dtype).removeprefix("torch."), same)):
         for name, x in found.items():
             if not torch.isfinite(x if name not in visible else torch.where(visible[name], x, 0)).all():
@@ -252,17 +264,20 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             report.faults.append(f"{case}: the {name} that was handed in has been changed")
     scale = max(_size(x) for x in (*truth.values(), *incoming.values()))
 
-    def compare(name: str, moved: Tensor | float = 0.0) -> Row:
-        return _compare(case, name, first[name], same[name], truth[name], visible.get(name), known, scale, moved)
+    def compare(name: str, known: Errors, moved: Tensor | float = 0.0, usual: float = 0.0) -> Row:
+        return _compare(case, name, first, same, truth, visible.get(name), known, scale, moved, usual)
 
-    rows = {name: compare(name) for name in truth}
-    wrong = {n: row for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()}
+    rows = {name: compare(name, known) for name in truth}
+    wrong = [n for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()]
+    moved, norms = dict.fromkeys(wrong, torch.zeros((), device=device)), torch.zeros(1, len(wrong))
     if wrong and case.dtype != torch.float64 and spec.differentiable:
-        moved = dict.fromkeys(wrong, torch.zeros((), device=device))
-        for inexact in _nudged(wide, case.dtype, generator):
-            again = run("reference", inexact, {k: g.double() for k, g in incoming.items()})
+        for inexact in _nudged(_wide(inputs), case.dtype, generator):
+            again = run("reference", inexact, _wide(incoming))
             moved = {n: torch.maximum(gap, (again[n] - truth[n]).abs()) for n, gap in moved.items()}
-        rows |= {n: compare(n, gap) for n, gap in moved.items()}
+        others = ((seen, run("reference", _wide(x), _wide(g))) for x, seen, g in (draw() for _ in range(DRAWS)))
+        norms = torch.tensor([[_shown(x[n], seen.get(n)).norm().item() for n in wrong] for seen, x in others])
+    usual = dict(zip(wrong, norms.median(0).values.tolist(), strict=True))
+    rows |= {n: compare(n, known if recorded else {}, moved[n], usual[n]) for n in wrong}
     if not all(rows[n].passed for n in wrong):
         _vote(spec, target, case, report, {n: first[n] for n in wrong}, rows, lambda other: run(other, given, arriving))
     report.rows += rows.values()
@@ -273,6 +288,15 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
         elif not torch.equal(made, second[name]):
             report.faults.append(f"{case}: {name} differs between two identical calls")
     return inputs
+
+
+def _wide(tensors: Inputs) -> Inputs:
+    """The same in float64, beside what is not a floating-point tensor."""
+    return {k: x.double() if x is not None and x.is_floating_point() else x for k, x in tensors.items()}
+
+
+def _shown(x: Tensor, seen: Tensor | None) -> Tensor:
+    return x if seen is None else torch.where(seen, x, 0.0)
 
 
 def _size(x: Tensor) -> float:
@@ -302,37 +326,21 @@ def _vote(
                 report.faults.append(f"{case}: {target} and {other} agree: the reference is what differs")
 
 
-def _draw_gradients(
-    spec: KernelSpec, case: Case, inputs: Inputs, visible: Outputs, generator: torch.Generator
-) -> Outputs:
-    """The incoming gradient of each output, drawn on the CPU; 0 at positions that are not visible."""
-    incoming: Outputs = {}
-    for name, x in spec.call("reference", inputs, case.options).items():
-        dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
-        drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
-        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
-    return incoming
-
-
 def _compare(
-    case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None, known: Mapping[str, float],
-    scale: float, moved: Tensor | float,
+    case: Case, name: str, made: Outputs, same: Outputs, truth: Outputs, seen: Tensor | None, known: Errors,
+    scale: float, moved: Tensor | float, usual: float,
 ) -> Row:  # fmt: skip
-    truth = truth.double()  # a drawn class is a whole number, and must be equal
-
-    def error(x: Tensor) -> Tensor:
-        gap = x.double() - truth
-        return gap if seen is None else torch.where(seen, gap, 0.0)
-
-    shown = truth if seen is None else torch.where(seen, truth, 0.0)
+    right = truth[name].double()  # a drawn class is a whole number, and must be equal
+    shown, gap, same_gap = (_shown(x, seen) for x in (right, made[name].double() - right, same[name].double() - right))
     norm, largest = shown.norm().item() or 1.0, shown.abs().max().item() or 1.0
     if _size(shown) <= ZERO * scale:  # zero in theory: what is left is rounding
         norm, largest = scale * math.sqrt(shown.numel()), scale
-    gap = error(made).abs()
+    usual = max(1.0, usual / norm)  # and 1 if a draw is not finite
+    norm, gap = norm * usual, gap.abs()
     jumps = (moved > JUMP * shown.abs()) & (moved > 0.05 * _size(shown))
     if jumps.any():
         gap = (gap - moved).relu()
-    reference = error(same).norm().item() / norm
+    reference = same_gap.norm().item() / norm
     limit = FLOAT64_LIMIT
     if case.dtype != torch.float64:
         limit = (
@@ -352,6 +360,7 @@ def _compare(
         limit=limit,
         recorded=recorded,
         kink=jumps.double().mean().item(),
+        usual=usual,
     )
 
 
