@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +22,7 @@ from elman_core.registry.errors import KernelError
 from .lower import Instruction, UnknownOperationError, lower, name_of
 from .tape import Operation, Tape, tensors
 
+_log = logging.getLogger("elman_core")
 FAMILY = Family(
     "program",
     {"C": "count", "I": "words"},
@@ -231,10 +235,21 @@ def recorder_when_built() -> CpuRecorder | None:
     if not _ready and (mode() == "require" or _is_built()):
         prepare()
     elif not _ready and not _building:
-        _building.append(threading.Thread(target=prepare))
+        _building.append(threading.Thread(target=prepare, daemon=True))
         _building[0].start()
+        atexit.register(_wait)
     return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
 
 
 def _is_built() -> bool:
     return all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))
+
+
+def _wait() -> None:
+    """Say why a process that ends waits: it compiles what the next one need not."""
+    if _building and _building[0].is_alive():
+        _log.warning(
+            "elman: compiling what decodes on this CPU several times as fast, once on this machine (Ctrl-C: not now)"
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            _building[0].join()
