@@ -228,8 +228,9 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     return in;
   };
 
-  float h = 0.f;  // h, s; or their gradients without the product and gy
-  Memory s_now{}, s_new{};
+  Memory s_new{};  // h, s; or their gradients without the product and gy
+  float h = 0.f;
+  Memory s_now{};
   float bias[k] = {};
   if (mine) {
     h = g.h0[place];
