@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from harness import Row, Setting
 
+from elman_core.cli.generate import SMALL
 from elman_core.generation import generate_bytes
 from elman_core.generation import loop as generation_loop
 from elman_core.kernels import launch
@@ -35,8 +36,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             model = load_checkpoint(name, device="cpu") if "/" in name else build(name, setting)
             model.to(dtype)
             parameters = sum(p.numel() for p in model.parameters())
-            if parameters < 2**25:
-                torch.set_num_threads(1)  # as `elman generate` does
+            torch.set_num_threads(1 if parameters < SMALL else os.cpu_count() or 1)  # as `elman generate` does
             made: dict[str, list[tuple[float, float]]] = {"plain": [], "program": []}
             for _ in range(setting.repeats):
                 for who, found in made.items():

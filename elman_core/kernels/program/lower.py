@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,6 +112,15 @@ def _made(
             raise UnknownOperationError
         words += [x.data_ptr(), STORED.get(x.dtype, 0), *steps]
     return words + [0] * (WORDS - len(words))
+
+
+def read_narrow(instruction: Instruction, narrow: Mapping[int, int]) -> Instruction:
+    """A product that reads the bfloat16 of which its weight is a float32 copy; any other instruction as it is."""
+    weight = 9 + 2 * 6  # the third operand
+    if instruction[0] != CODES["linear"] or instruction[weight] not in narrow:
+        return instruction
+    changed = [narrow[instruction[weight]], STORED[torch.bfloat16]]
+    return [*instruction[:weight], *changed, *instruction[weight + 2 :]]
 
 
 def _lined(sizes: Sequence[int], xs: Sequence[Tensor], most: int = 4) -> tuple[list[int], list[list[int]]]:

@@ -19,7 +19,7 @@ from elman_core.kernels.runtime import load_or_warn, mode, row_by_row
 from elman_core.kernels.toolchain import find_host_compiler
 from elman_core.registry.errors import KernelError
 
-from .lower import Instruction, UnknownOperationError, lower, name_of
+from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
 from .tape import Operation, Tape, tensors
 
 _log = logging.getLogger("elman_core")
@@ -133,8 +133,12 @@ class Program:
         self.in_python: list[str] = []
         code: list[Instruction] = []
         constant = _constants(tape)
+        narrow: dict[int, int] = {}  # constants that are copies of bfloat16, by address: products read half as much
         for operation, lowered in zip(tape.operations, tape.lowered, strict=True):
             if id(operation.out) in constant:
+                wide, of = operation.out, operation.args[0] if operation.args else None
+                if name_of(operation.func) == "to" and of.dtype == torch.bfloat16 and wide.stride() == of.stride():
+                    narrow[wide.data_ptr()] = of.data_ptr()
                 continue
             if lowered is None:
                 if code:
@@ -143,7 +147,7 @@ class Program:
                 self.steps.append(operation.again)
                 self.in_python.append(operation.name)
             else:
-                code += lowered
+                code += [read_narrow(instruction, narrow) for instruction in lowered]
         if code:
             self.steps.append(call(tape.module, code, torch.get_num_threads()))
 
