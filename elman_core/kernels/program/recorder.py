@@ -136,9 +136,9 @@ class Program:
         narrow: dict[int, int] = {}  # constants that are copies of bfloat16, by address: products read half as much
         for operation, lowered in zip(tape.operations, tape.lowered, strict=True):
             if id(operation.out) in constant:
-                wide, of = operation.out, operation.args[0] if operation.args else None
-                if name_of(operation.func) == "to" and of.dtype == torch.bfloat16 and wide.stride() == of.stride():
-                    narrow[wide.data_ptr()] = of.data_ptr()
+                wide, of = operation.out, next(iter(operation.args), None)
+                if isinstance(of, Tensor) and name_of(operation.func) == "to" and of.dtype == torch.bfloat16:
+                    narrow |= {wide.data_ptr(): of.data_ptr()} if wide.stride() == of.stride() else {}
                 continue
             if lowered is None:
                 if code:
