@@ -58,7 +58,7 @@ def follows(model, steps=7):
 
 @pytest.mark.parametrize("variant", [*sorted({*list_variants()} - {"transformer"}), "e88:conv_h5n128v256"])
 def test_the_program_of_every_variant_is_its_model(variant):
-    error, drawn, wanted = follows(model_of(variant, dim=128 if variant in ("gdn", "gdn2", "kda", "mamba2") else 64))
+    error, drawn, wanted = follows(model_of(variant, dim=128 if variant in ("gdn", "gdn2", "kda", "mamba2", "mlstm") else 64))
     assert error < 3e-6
     assert drawn == wanted
 
@@ -124,6 +124,7 @@ def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):
     "how", [Sampling(), Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1)], ids=str
 )
 def test_a_gpu_writes_the_text_of_the_recorded_steps(variant, how, monkeypatch):
+    monkeypatch.setenv("ELMAN_WHOLE", "on")
     model = model_of(variant, dim=256).cuda()
     given = {"max_new_bytes": 1100, "how": how, "seed": 3}
     text = list(generate_bytes(model, PROMPT, **given))

@@ -53,12 +53,11 @@ def build(name: str, setting: Setting) -> LadderForCausalLM:
 
 def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> float:
     """Of the loop behind `elman generate`."""
-    real, real_program = generation_loop.recorder_for, generation_loop.program_for
+    real = generation_loop.recorder_for
+    os.environ["ELMAN_WHOLE"] = "on" if way == "program" else "off"
+    if way == "program" and generation_loop.program_for(model, count) is None:
+        raise ValueError("this model has no program")
     try:
-        if way != "program":
-            generation_loop.program_for = lambda *_: None  # type: ignore[assignment]
-        elif generation_loop.program_for(model, count) is None:
-            raise ValueError("this model has no program")
         if way == "eager":
             generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
         rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=HOW, seed=0)
@@ -68,7 +67,7 @@ def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> f
         came = sum(1 for _ in rows)
         return came * samples / (time.perf_counter() - started)
     finally:
-        generation_loop.recorder_for, generation_loop.program_for = real, real_program
+        generation_loop.recorder_for = real
 
 
 def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:

@@ -7,6 +7,7 @@ with an operation that the recorder does not know is decoded step by step, and a
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,12 +38,14 @@ _known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, Program | None]] = WeakK
 
 
 def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
-    """The program of a model on a GPU with its present weights, compiled and checked at its first use; None if it has none, or
-    if it has not been made yet and so few bytes do not pay for it.
+    """The program of a model on a GPU with its present weights, compiled and checked at its first use; None if ELMAN_WHOLE is
+    not "on", if it has none, or if it has not been made yet and so few bytes do not pay for it.
 
     Raises:
         KernelError: with ELMAN_KERNELS=require, it cannot be compiled, or computes something else than plain PyTorch.
     """
+    if os.environ.get("ELMAN_WHOLE") != "on":  # until it has been measured on a GPU
+        return None
     weight = model.model.embed_tokens.weight
     watched = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     fits = weight.is_cuda and weight.dtype in DTYPES and model.config.vocab_size <= MOST_CLASSES and not watched
