@@ -58,7 +58,9 @@ def follows(model, steps=7):
 
 @pytest.mark.parametrize("variant", [*sorted({*list_variants()} - {"transformer"}), "e88:conv_h5n128v256"])
 def test_the_program_of_every_variant_is_its_model(variant):
-    error, drawn, wanted = follows(model_of(variant, dim=128 if variant in ("gdn", "gdn2", "kda", "mamba2", "mlstm") else 64))
+    error, drawn, wanted = follows(
+        model_of(variant, dim=128 if variant in ("gdn", "gdn2", "kda", "mamba2", "mlstm") else 64)
+    )
     assert error < 3e-6
     assert drawn == wanted
 

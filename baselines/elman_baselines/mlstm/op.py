@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels import ElementwiseKernel, MatrixKernel
@@ -74,12 +73,13 @@ def mlstm(
     spare = -(values + 1) % ALIGN
     start = None
     if state is not None:
-        joined = F.pad(torch.cat([state[0], state[1][..., None]], -1), (0, spare))
+        c_BHNV, n_BHN, _ = state
+        joined = torch.cat([c_BHNV, n_BHN[..., None], c_BHNV.new_zeros(*n_BHN.shape, spare)], -1)
         start = _scaled(joined, first_BH - first_BH.detach())
     decay_BTH, gain_BTH = (log_f_BTH + before_BTH - m_BTH).exp(), (i_BTH - m_BTH).exp()
-    one_BTH1 = v_BTHV.new_ones(*v_BTHV.shape[:-1], 1)
+    one_BTH1, zero_BTHS = v_BTHV.new_ones(*v_BTHV.shape[:-1], 1), v_BTHV.new_zeros(*v_BTHV.shape[:-1], spare)
     o_BTHU, end = matrix(
-        q_BTHN * q_BTHN.shape[-1] ** -0.5, k_BTHN, F.pad(torch.cat([v_BTHV, one_BTH1], -1), (0, spare)), decay_BTH, gain_BTH,
+        q_BTHN * q_BTHN.shape[-1] ** -0.5, k_BTHN, torch.cat([v_BTHV, one_BTH1, zero_BTHS], -1), decay_BTH, gain_BTH,
         state_BHNV=start, mask_BT=mask_BT, starts_BT=starts_BT,
     )  # fmt: skip
     o_BTHU, end = o_BTHU.to(i_BTH.dtype), _scaled(end, m_BH.detach() - m_BH)
