@@ -24,7 +24,7 @@ LOWERED = {
     "addmm", "matmul", "mm", "bmm",
 }  # fmt: skip
 STORED = {torch.float32: 1, torch.bfloat16: 2}
-WORDS = 39  # of an instruction
+WORDS = 38  # of an instruction
 
 Instruction = list[int]
 
@@ -106,7 +106,7 @@ def _made(
     code: str, sizes: Sequence[int], *operands: tuple[Tensor, Sequence[int]], numbers: Sequence[float] = (1, 0, 0)
 ) -> Instruction:
     """An instruction of these sizes; each operand with its strides."""
-    words = [CODES[code], *sizes, *struct.unpack("3q", struct.pack("3d", *numbers)), 0]
+    words = [CODES[code], *sizes, *struct.unpack("3q", struct.pack("3d", *numbers))]
     for x, steps in operands:
         if x.device.type != "cpu" or (x.dtype not in STORED and code not in ("embedding", "draw")):
             raise UnknownOperationError
@@ -116,7 +116,7 @@ def _made(
 
 def read_narrow(instruction: Instruction, narrow: Mapping[int, int]) -> Instruction:
     """A product that reads the bfloat16 of which its weight is a float32 copy; any other instruction as it is."""
-    weight = 9 + 2 * 6  # the third operand
+    weight = 8 + 2 * 6  # the third operand
     if instruction[0] != CODES["linear"] or instruction[weight] not in narrow:
         return instruction
     changed = [narrow[instruction[weight]], STORED[torch.bfloat16]]

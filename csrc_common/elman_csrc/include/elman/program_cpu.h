@@ -52,7 +52,7 @@ enum class Code : Int {
   matmul,
   draw
 };
-enum : Int { kFloat = static_cast<Int>(Dtype::f32), kBFloat16 = static_cast<Int>(Dtype::bf16), kInt8 = 8 };
+enum : Int { kFloat = static_cast<Int>(Dtype::f32), kBFloat16 = static_cast<Int>(Dtype::bf16) };
 
 struct Operand {
   std::uint64_t address;
@@ -63,7 +63,6 @@ struct Instruction {
   Code code;
   Int size[4];
   double number[3];
-  std::uint64_t scales;
   Operand at[5];
 };
 
@@ -373,10 +372,7 @@ class Machine {
     }
   }
   void linear(const Instruction& a, Int first, Int last) const {
-    const Int dtype = a.at[2].dtype;
-    if (dtype == kBFloat16) return linear<BFloat16>(a, first, last);
-    if (dtype == kInt8) return linear<std::int8_t>(a, first, last);
-    return linear<float>(a, first, last);
+    return a.at[2].dtype == kBFloat16 ? linear<BFloat16>(a, first, last) : linear<float>(a, first, last);
   }
   template <class W>
   void linear(const Instruction& a, Int first, Int last) const {
@@ -399,13 +395,6 @@ class Machine {
     Half raw;
     std::memcpy(&raw, w, sizeof raw);
     return simd::bits<F>(__builtin_convertvector(raw, I) << 16);
-  }
-  static F lift(const std::int8_t* w) {
-    typedef std::int8_t Byte __attribute__((vector_size(kLanes)));
-    typedef std::int32_t Word __attribute__((vector_size(kLanes * 4)));
-    Byte raw;
-    std::memcpy(&raw, w, sizeof raw);
-    return __builtin_convertvector(__builtin_convertvector(raw, Word), F);
   }
   template <class W, int N, int R>
   void products(const Instruction& a, Int n, Int r) const {
@@ -432,7 +421,6 @@ class Machine {
     for (int j = 0; j < R; j++)
       for (int i = 0; i < N; i++) {
         float y = simd::sum(total[i][j]), bias;
-        if (a.scales) y *= at<const float>(a.scales)[n + i];
         const Operand& b = a.at[3];
         if (b.address) y += *read(b, (r + j) * b.step[0] + (n + i) * b.step[3], 1, &bias);
         write(&y, a.at[0], (r + j) * a.at[0].step[0] + n + i, 1);
