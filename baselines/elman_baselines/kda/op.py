@@ -17,18 +17,15 @@ from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
 from elman_core.kernels import MatrixKernel, load_or_warn
-from elman_core.nn import l2_normalize, matrix_reference
+from elman_core.nn import l2_normalize
 from elman_core.registry import pip_install
+
+from .reference import delta_reference
 
 INSTALL = pip_install("elman-baselines[fla]")
 L2_EPS = 1e-6
 """Under the root of q's and k's length, as in fla."""
 _log = logging.getLogger("elman_core")
-
-
-@matrix_reference
-def delta_reference(s: Tensor, k: Tensor, decay: Tensor, erase: Tensor, v: Tensor) -> Tensor:
-    return decay * s + k * (v - (k * erase).mT @ s)
 
 
 channel_delta = MatrixKernel(

@@ -11,22 +11,13 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import ElementwiseKernel, MatrixKernel
-from elman_core.nn import matrix_reference
+
+from .reference import stabiliser_step, step
 
 _HEADER = Path(__file__).parent / "csrc" / "mlstm_cells.h"
 State = tuple[Tensor, Tensor, Tensor]
 ALIGN = 16
 """Columns of a state are a multiple of this: rows that start elsewhere are read by other code, on a CPU with other bits."""
-
-
-@matrix_reference
-def step(s: Tensor, k: Tensor, v: Tensor, decay: Tensor, gain: Tensor) -> Tensor:
-    return decay * s + gain * k * v
-
-
-def stabiliser_step(m: Tensor, i: Tensor, log_f: Tensor) -> tuple[Tensor, Tensor]:
-    past = log_f + m
-    return torch.where(past > i, past, i), m.clone()
 
 
 matrix = MatrixKernel("mlstm", header=_HEADER, reference=step, scalars=("decay", "gain"), delta=True, rows=(64, 128))

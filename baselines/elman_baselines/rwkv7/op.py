@@ -18,18 +18,14 @@ from torch import Tensor
 
 from elman_baselines.library import find, never_compiled, or_raise
 from elman_core.kernels import MatrixKernel, load_or_warn
-from elman_core.nn import matrix_reference
 from elman_core.registry import pip_install
+
+from .reference import dplr_reference
 
 INSTALL = pip_install("elman-baselines[fla]")
 LEAST = -0.6065306597126334
 """log of the smallest decay: -exp(-1/2)."""
 _log = logging.getLogger("elman_core")
-
-
-@matrix_reference
-def dplr_reference(s: Tensor, k: Tensor, decay: Tensor, read: Tensor, again: Tensor, v: Tensor) -> Tensor:
-    return decay * s + k * v + again * (read.mT @ s)
 
 
 def _removed(inputs: dict[str, Any], _options: Mapping[str, Any]) -> None:
