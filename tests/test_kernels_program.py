@@ -20,8 +20,8 @@ from elman_core.registry import KernelError, list_variants
 from elman_core.testing.kernel import need_host_compiler
 
 f32, bf16 = torch.float32, torch.bfloat16
-# Of a (3, 5, 70), b (70), c (3, 1, 70), w (70, 70), s (3, 4, 70, 20), b and c with gaps: every instruction.
 ROWS = torch.tensor([[0, 69, 7, 7, 13]])
+# Of a (3, 5, 70), b (70), c (3, 1, 70), w (70, 70), s (3, 4, 70, 20), b and c with gaps: every instruction.
 FUNCTIONS = {
     "pointwise": lambda a, b, c, **_: [
         torch.exp(9 * a), a.tanh() - c.sigmoid(), F.silu(a) / (b.abs() + 1), F.logsigmoid(c), F.softplus(a), 1 - b,
