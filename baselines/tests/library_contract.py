@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,23 @@ class LibraryContract(VariantContract):
     ways: ClassVar[Sequence[Any]]
     """`op.Kernels` of functions in plain PyTorch, as the library documents its own: what is checked is how they are called. On
     a GPU the real ones take their place."""
+    by_hand: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
+    """(config, weights, x, *states) of one row of real positions to its outputs and last states, in NumPy, head by head."""
+    states: ClassVar[Sequence[str]]
+    """The names of these states."""
+    error: ClassVar[float] = 1e-12
+
+    def test_the_mixer_follows_its_equations(self, opts: Any) -> None:
+        mixer = self.make(opts)
+        x, state = self.input(7), self.state(mixer)
+        with torch.no_grad():
+            y, end = mixer(x, state, MASK_BT)
+        weights = {n: p.detach().numpy() for n, p in mixer.named_parameters()}
+        for b, on in enumerate(MASK_BT):
+            before, after = ([s[name][b].numpy() for name in self.states] for s in (state, end))
+            expected = self.by_hand(mixer.config, weights, x[b, on].numpy(), *before)
+            for actual, wanted in zip((y[b, on].numpy(), *after), expected, strict=True):
+                np.testing.assert_allclose(actual, wanted, rtol=0, atol=self.error)
 
     @pytest.mark.parametrize("packed", [False, True])
     @pytest.mark.parametrize("masked", [False, True])
@@ -50,9 +68,9 @@ class LibraryContract(VariantContract):
 
     def test_without_the_library_the_reason_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, self.library, None)
-        self.op._load.cache_clear()
+        vars(self.op.library).pop("found", None)
         try:
             with pytest.raises(KernelError, match=rf"pip install './baselines\[{self.extra}\]'"):
-                self.op.load_library()
+                self.op.library.functions()
         finally:
-            self.op._load.cache_clear()
+            vars(self.op.library).pop("found", None)

@@ -91,7 +91,7 @@ def errors(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, floa
 def mamba_ssm(dim: int) -> nn.Module:
     from elman_baselines.mamba2 import op
 
-    found = op.load_library()
+    found = op.library.functions()
     from mamba_ssm.modules.mamba2 import Mamba2
 
     return Mamba2(dim, d_state=128, headdim=64, expand=2, use_mem_eff_path=found.whole is not None)
@@ -100,7 +100,7 @@ def mamba_ssm(dim: int) -> nn.Module:
 def fla(dim: int) -> nn.Module:
     from elman_baselines.gdn import op
 
-    op.load_library()
+    op.library.functions()
     from fla.layers import GatedDeltaNet
 
     return GatedDeltaNet(hidden_size=dim, expand_v=2, head_dim=128, num_heads=dim // 128)

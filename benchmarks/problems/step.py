@@ -152,7 +152,7 @@ class FlaStack(nn.Module):
         super().__init__()
         from elman_baselines.gdn import op
 
-        op.load_library()  # lifts the library's refusal on Hopper for keys of 128, where its gradients were checked
+        op.library.functions()  # lifts the library's refusal on Hopper for keys of 128, where its gradients were checked
         from fla.layers import GatedDeltaNet
         from fla.modules import RMSNorm
 
@@ -186,7 +186,7 @@ class Logits(nn.Module):
 def mamba_lm(width: int, depth: int) -> nn.Module:
     from elman_baselines.mamba2 import op
 
-    found = op.load_library()  # copes with an installation without the extension of Mamba-1
+    found = op.library.functions()  # copes with an installation without the extension of Mamba-1
     from mamba_ssm.models.config_mamba import MambaConfig
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 

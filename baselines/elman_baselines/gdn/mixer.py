@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elman_baselines.heads import need_whole_heads
 from elman_core import ConfigError, Mixer, State
 from elman_core.nn import (
     CausalConv,
@@ -151,12 +152,8 @@ class GatedDeltaNet(Mixer):
                 f"head_dim {config.head_dim} x expand_v {config.expand_v:g} = {wide:g}, not a whole width; nearest: "
                 f"expand_v {near:.10g}"
             )
-        if not config.n_heads and dim % config.head_dim:
-            low = dim // config.head_dim * config.head_dim
-            near_width = f"{low} or {low + config.head_dim}" if low else f"{config.head_dim}"
-            raise ConfigError(
-                f"width {dim} is not a multiple of head_dim {config.head_dim}: set n_heads; nearest width: {near_width}"
-            )
+        if not config.n_heads:
+            need_whole_heads(dim, config.head_dim, ": set n_heads")
 
     @classmethod
     def state_spec(cls, dim: int, config: GDNConfig) -> StateSpec:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import KernelError, load_or_warn
+from elman_baselines.library import Library, never_compiled, warn_of_tuning
+from elman_core.kernels import KernelError
 from elman_core.registry import pip_install
 
 INSTALL = pip_install("elman-baselines[fla]")
-_log = logging.getLogger("elman_core")
 CHECKED = 128
 """The head width at which fla's gradients were compared with float64 where fla itself refuses to compute them."""
 
@@ -47,33 +45,13 @@ def kernels(x: Tensor, head_dim: int) -> Kernels | None:
     """
     if not x.is_cuda or x.dtype == torch.float64:
         return None
-    found = _chosen()
+    found = library.chosen()
     if found is not None and found.guarded and head_dim != CHECKED and torch.is_grad_enabled():
         raise KernelError(
             f"fla's gated delta rule gives wrong gradients on Hopper with Triton 3.4 to 3.7.0, except for head_dim {CHECKED}, "
             f"which was checked against float64; head_dim is {head_dim}: pip install tilelang, or set ELMAN_KERNELS=off"
         )
     return found
-
-
-@never_compiled
-def _chosen() -> Kernels | None:
-    return load_or_warn("gdn", load_library)
-
-
-def load_library() -> Kernels:
-    """The library's kernels.
-
-    Raises:
-        KernelError: it is not installed or cannot be imported; says what to type.
-    """
-    return or_raise(_load())
-
-
-@functools.cache
-def _load() -> Kernels | str:
-    """The kernels, or the reason why there are none."""
-    return find("fla", "flash-linear-attention", INSTALL, _import)
 
 
 def _import() -> Kernels:
@@ -90,11 +68,11 @@ def _import() -> Kernels:
     if guarded:
         chunk.chunk_bwd_dqkwg = lifted(chunk.chunk_bwd_dqkwg, common)
     step = recurrent.fused_recurrent_gated_delta_rule
-    _log.warning(
-        "elman: gdn: fla tunes its Triton kernels at the first step of each shape, which can take two minutes without a word "
-        "(TRITON_PRINT_AUTOTUNING=1 tells of each)"
-    )
+    warn_of_tuning("gdn")
     return Kernels(chunk.chunk_gated_delta_rule, step, norm.rms_norm_gated, guarded)
+
+
+library = Library("gdn", "fla", "flash-linear-attention", INSTALL, _import)
 
 
 def lifted(refusing: Callable[..., Any], common: Any) -> Callable[..., Any]:

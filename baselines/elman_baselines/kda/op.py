@@ -5,9 +5,7 @@ B batch, T time, H heads, K width of a key, V of a value.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import MatrixKernel, load_or_warn
+from elman_baselines.library import Library, never_compiled, warn_of_tuning
+from elman_core.kernels import MatrixKernel
 from elman_core.nn import l2_normalize
 from elman_core.registry import pip_install
 
@@ -25,7 +23,6 @@ from .reference import delta_reference
 INSTALL = pip_install("elman-baselines[fla]")
 L2_EPS = 1e-6
 """Under the root of q's and k's length, as in fla."""
-_log = logging.getLogger("elman_core")
 
 
 channel_delta = MatrixKernel(
@@ -54,39 +51,19 @@ def kernels(x: Tensor) -> Kernels | None:
     Raises:
         KernelError: fla is unavailable and ELMAN_KERNELS=require.
     """
-    return _chosen() if x.is_cuda and x.dtype != torch.float64 else None
-
-
-@never_compiled
-def _chosen() -> Kernels | None:
-    return load_or_warn("kda", load_library)
-
-
-def load_library() -> Kernels:
-    """The library's kernels.
-
-    Raises:
-        KernelError: it is not installed or cannot be imported; says what to type.
-    """
-    return or_raise(_load())
-
-
-@functools.cache
-def _load() -> Kernels | str:
-    """The kernels, or the reason why there are none."""
-    return find("fla", "flash-linear-attention", INSTALL, _import)
+    return library.chosen() if x.is_cuda and x.dtype != torch.float64 else None
 
 
 def _import() -> Kernels:
     kda, gdn2 = (importlib.import_module(f"fla.ops.{name}") for name in ("kda", "gdn2"))
     norm = importlib.import_module("fla.modules.norm.fused_norm_gate")
-    _log.warning(
-        "elman: kda, gdn2: fla tunes its Triton kernels at the first step of each shape, which can take two minutes without a "
-        "word (TRITON_PRINT_AUTOTUNING=1 tells of each)"
-    )
+    warn_of_tuning("kda, gdn2")
     return Kernels(
         kda.chunk_kda, kda.fused_recurrent_kda, gdn2.chunk_gdn2, gdn2.fused_recurrent_gdn2, norm.rms_norm_gated
     )
+
+
+library = Library("kda", "fla", "flash-linear-attention", INSTALL, _import)
 
 
 @never_compiled

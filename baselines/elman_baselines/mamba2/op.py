@@ -5,7 +5,6 @@ B batch, T time, C channels of x, B and C, I inner width, H heads, P width of a 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import logging
@@ -17,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import load_or_warn
+from elman_baselines.library import Library, never_compiled
 from elman_core.registry import pip_install
 
 log = logging.getLogger("elman_core")
@@ -46,27 +44,7 @@ def kernels(x: Tensor) -> Kernels | None:
     """
     if not x.is_cuda or x.dtype == torch.float64:
         return None
-    return _chosen()
-
-
-@never_compiled
-def _chosen() -> Kernels | None:
-    return load_or_warn("mamba2", load_library)
-
-
-def load_library() -> Kernels:
-    """The library's kernels.
-
-    Raises:
-        KernelError: it is not installed or cannot be imported; says what to type.
-    """
-    return or_raise(_load())
-
-
-@functools.cache
-def _load() -> Kernels | str:
-    """The kernels, or the reason why there are none."""
-    return find("mamba_ssm", "mamba_ssm", INSTALL, _import)
+    return library.chosen()
 
 
 def _import() -> Kernels:
@@ -76,6 +54,9 @@ def _import() -> Kernels:
     whole = None if combined.causal_conv1d_fn is None else combined.mamba_split_conv1d_scan_combined
     conv = _fla_convolution() if whole is None else None
     return Kernels(combined.mamba_chunk_scan_combined, gated.rmsnorm_fn, whole, conv)
+
+
+library = Library("mamba2", "mamba_ssm", "mamba_ssm", INSTALL, _import)
 
 
 def _fla_convolution() -> Any:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core import ConfigError, Mixer, State, option
+from elman_baselines.heads import need_whole_heads
+from elman_core import Mixer, State, option
 from elman_core.nn import causal_conv, compute_dtype, linear, orthogonal_, without_autocast
 from elman_core.registry import StateSpec
 
@@ -142,10 +143,7 @@ class RWKV7(Mixer):
     @classmethod
     def validate(cls, dim: int, config: RWKV7Config) -> None:
         """Raises `ConfigError` unless heads fill the model width."""
-        if dim % config.head_dim:
-            low = dim // config.head_dim * config.head_dim
-            near = f"{low} or {low + config.head_dim}" if low else f"{config.head_dim}"
-            raise ConfigError(f"width {dim} is not a multiple of head_dim {config.head_dim}; nearest width: {near}")
+        need_whole_heads(dim, config.head_dim)
 
     @classmethod
     def state_spec(cls, dim: int, config: RWKV7Config) -> StateSpec:

@@ -5,9 +5,7 @@ B batch, T time, H heads, K width of a key, V of a value.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_baselines.library import find, never_compiled, or_raise
-from elman_core.kernels import MatrixKernel, load_or_warn
+from elman_baselines.library import Library, never_compiled, warn_of_tuning
+from elman_core.kernels import MatrixKernel
 from elman_core.registry import pip_install
 
 from .reference import dplr_reference
@@ -25,7 +23,6 @@ from .reference import dplr_reference
 INSTALL = pip_install("elman-baselines[fla]")
 LEAST = -0.6065306597126334
 """log of the smallest decay: -exp(-1/2)."""
-_log = logging.getLogger("elman_core")
 
 
 def _removed(inputs: dict[str, Any], _options: Mapping[str, Any]) -> None:
@@ -58,36 +55,16 @@ def kernels(x: Tensor) -> Kernels | None:
     Raises:
         KernelError: fla is unavailable and ELMAN_KERNELS=require.
     """
-    return _chosen() if x.is_cuda and x.dtype.itemsize < 8 else None
-
-
-@never_compiled
-def _chosen() -> Kernels | None:
-    return load_or_warn("rwkv7", load_library)
-
-
-def load_library() -> Kernels:
-    """The library's kernels.
-
-    Raises:
-        KernelError: it is not installed or cannot be imported; says what to type.
-    """
-    return or_raise(_load())
-
-
-@functools.cache
-def _load() -> Kernels | str:
-    """The kernels, or the reason why there are none."""
-    return find("fla", "flash-linear-attention", INSTALL, _import)
+    return library.chosen() if x.is_cuda and x.dtype.itemsize < 8 else None
 
 
 def _import() -> Kernels:
     made = importlib.import_module("fla.ops.rwkv7")
-    _log.warning(
-        "elman: rwkv7: fla tunes its Triton kernels at the first step of each shape, which can take two minutes without a word "
-        "(TRITON_PRINT_AUTOTUNING=1 tells of each)"
-    )
+    warn_of_tuning("rwkv7")
     return Kernels(made.chunk_rwkv7, made.fused_mul_recurrent_rwkv7)
+
+
+library = Library("rwkv7", "fla", "flash-linear-attention", INSTALL, _import)
 
 
 @never_compiled

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from elman_core import ConfigError, Mixer, State
+from elman_baselines.heads import need_whole_heads
+from elman_core import Mixer, State
 from elman_core.nn import compute_dtype, linear, without_autocast
 from elman_core.registry import StateSpec
 
@@ -90,10 +91,7 @@ class Attention(Mixer):
     @classmethod
     def validate(cls, dim: int, config: TransformerConfig) -> None:
         """Raises `ConfigError` unless heads fill the width."""
-        if dim % config.head_dim:
-            low = dim // config.head_dim * config.head_dim
-            near = f"{low} or {low + config.head_dim}" if low else f"{config.head_dim}"
-            raise ConfigError(f"width {dim} is not a multiple of head_dim {config.head_dim}; nearest width: {near}")
+        need_whole_heads(dim, config.head_dim)
 
     @classmethod
     def state_spec(cls, dim: int, config: TransformerConfig) -> StateSpec:
