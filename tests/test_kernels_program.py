@@ -16,6 +16,7 @@ from elman_core.generation.sampling import choose
 from elman_core.kernels import launch
 from elman_core.kernels.program import recorder as made_in
 from elman_core.kernels.program.recorder import CpuRecorder
+from elman_core.kernels.runtime import row_by_row, spare_rows
 from elman_core.registry import KernelError, list_variants
 from elman_core.testing.kernel import need_host_compiler
 
@@ -188,3 +189,13 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     made_in._wait()
     assert "compiling what decodes on this CPU" in caplog.text
     assert made_in.recorder_when_built().module == "module"
+
+
+def test_while_a_thread_records_the_others_compute_rows_as_always():
+    like, found = torch.zeros(1, 4), []
+    with torch.no_grad(), row_by_row():
+        other = threading.Thread(target=lambda: found.append(torch.no_grad()(spare_rows)(1, like)))
+        other.start()
+        other.join()
+        assert spare_rows(1, like) == 0
+    assert found == [3]

@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -201,18 +202,17 @@ def recording() -> Iterator[None]:
         yield
 
 
-_row_by_row = False
+_row_by_row: ContextVar[bool] = ContextVar("row_by_row", default=False)
 
 
 @contextmanager
 def row_by_row() -> Iterator[None]:
-    """A context in which no rows are added to products: they will be repeated by a kernel that computes every row by itself."""
-    global _row_by_row
-    _row_by_row = True
+    """A context in which this thread adds no rows to products: a kernel that computes every row by itself will repeat them."""
+    before = _row_by_row.set(True)
     try:
         yield
     finally:
-        _row_by_row = False
+        _row_by_row.reset(before)
 
 
 def spare_rows(rows: int, like: Tensor) -> int:
@@ -222,8 +222,7 @@ def spare_rows(rows: int, like: Tensor) -> int:
     gradients are recorded, and in compiled code.
     """
     exact = like.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    exact = exact and not _row_by_row
-    return -rows % 4 if exact else 0
+    return -rows % 4 if exact and not _row_by_row.get() else 0
 
 
 def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
