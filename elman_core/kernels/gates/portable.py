@@ -130,7 +130,11 @@ def _forward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
         y, last, before, products = forward(
             cell.reference, u.to(h0.dtype), w.to(h0.dtype), b, h0, values["mask"], values["starts"], cell.inner
         )
-    h, *others = [torch.stack(each) for each in zip(*before, last, strict=True)] if values["keep"] else [h0[:0, 0]]
+    h, *others = (
+        [torch.stack(each) for each in zip(*before, last, strict=True)]
+        if values["keep"]
+        else [h0.new_empty(0, *h0[0].shape)]
+    )
     none = h0.new_empty(0, h0.shape[1], max(1, len(h0) - 1) * h0.shape[2])
     return (
         y.to(u.dtype),
