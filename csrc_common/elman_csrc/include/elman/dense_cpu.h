@@ -11,12 +11,11 @@ using simd::kBlock;
 using Math = simd::Branchless;
 
 template <class Cell, class Stored>
-struct Skeleton {
+struct Skeleton : simd::Marked<DenseCall> {
   static constexpr int E = Cell::extras, kExtras = E > 0 ? E : 1;
   static constexpr bool kUsesA = UsesA<Cell>::value;
   using Block = float[kBlock];
 
-  const DenseCall& c;
   const std::int64_t B = c.batch, d = c.width, slots = std::max<std::int64_t>(1, c.slots);
 
   void forward() const {
@@ -31,8 +30,6 @@ struct Skeleton {
  private:
   Stored* row(std::uint64_t x, std::int64_t t, std::int64_t b) const { return at<Stored>(x) + (t * B + b) * d; }
   static const Stored* row(const CallView& x, std::int64_t t, std::int64_t b) { return at<Stored>(x.address) + t * x.t + b * x.b; }
-  bool held(std::int64_t t, std::int64_t b) const { return c.mask && !at<unsigned char>(c.mask)[t * B + b]; }
-  bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * B + b]; }
   void read_extras(Block (&e)[kExtras], std::int64_t t, std::int64_t b, std::int64_t i, std::int64_t n) const {
     for (int k = 0; k < E; k++) simd::load_block(e[k], row(c.extra[k], t, b) + i, n);
   }

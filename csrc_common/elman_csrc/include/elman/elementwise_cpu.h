@@ -14,7 +14,7 @@ using simd::kBlock;
 using Math = simd::Branchless;
 
 template <class Cell, class Stored>
-struct Skeleton {
+struct Skeleton : simd::Marked<ElementwiseCall> {
   static constexpr int S = Cell::states, X = Cell::streams, P = Cell::vectors > 0 ? Cell::vectors : 1;
   using Block = float[kBlock];
   using State = Block[S];
@@ -25,8 +25,6 @@ struct Skeleton {
   struct Scratch {
     std::unique_ptr<Memory> memory{new Memory{}};
   };
-
-  const ElementwiseCall& c;
 
   void forward() const {
     each([&](std::int64_t b, std::int64_t i, std::int64_t n, Memory& m) { forward(b, i, n, m); });
@@ -57,8 +55,6 @@ struct Skeleton {
   void write(std::uint64_t to, const State& h, std::int64_t number, std::int64_t b, std::int64_t i, std::int64_t n) const {
     for (int k = 0; k < S; k++) simd::store_block(state(to, number * S + k, b, i), h[k], n);
   }
-  bool held(std::int64_t t, std::int64_t b) const { return c.mask && !at<unsigned char>(c.mask)[t * c.batch + b]; }
-  bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * c.batch + b]; }
   void begin(State& h, std::int64_t i, std::int64_t n) const {
     for (int k = 0; k < S; k++)
       if (c.initial) simd::load_block(h[k], at<float>(c.initial) + k * c.width + i, n);

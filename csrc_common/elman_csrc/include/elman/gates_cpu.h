@@ -14,14 +14,13 @@ using simd::kBlock;
 using Math = simd::Branchless;
 
 template <class Cell, class Stored>
-struct Skeleton {
+struct Skeleton : simd::Marked<GatesCall> {
   static constexpr int k = Cell::gates, kKept = Cell::kept > 0 ? Cell::kept : 1, kPart = 64;
   static constexpr int kFirst = Cell::staged ? k - 1 : k;  // products of h
   static constexpr int m = Cell::memory, m1 = kGatesMemory<Cell>;
   using Block = float[kBlock];
   using Memory = GatesMemory<float, m1>;
 
-  const GatesCall& c;
   const std::int64_t head, B = c.batch, d = c.columns;
 
   void forward() const {
@@ -48,8 +47,6 @@ struct Skeleton {
     return at<Stored>(x.address) + t * x.t + b * x.b + head * parts * d;
   }
   float* state(std::uint64_t x, std::int64_t b, int number) const { return at<float>(x) + (number * B + b) * c.width + head * d; }
-  bool held(std::int64_t t, std::int64_t b) const { return c.mask && !at<unsigned char>(c.mask)[t * B + b]; }
-  bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * B + b]; }
   void keep(std::uint64_t x, std::int64_t t, std::int64_t b, const float* from, std::int64_t parts = 1) const {
     for (std::int64_t i = 0; i < parts * d; i++) simd::store(row(x, t, b, parts)[i], from[i]);
   }

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "call.h"
 #include "dtype.h"
 #include "portable.h"
 
@@ -125,6 +126,14 @@ ELMAN_HD void store(BFloat16& to, float x) {  // to the nearest, even if two are
 // What a tensor of a CPU has in storage, by the code of dtype.h: float or bfloat16.
 template <int code>
 using Storage = std::conditional_t<code == static_cast<int>(Dtype::f32), float, BFloat16>;
+
+// The call of a recurrence over [T,B], and what its bytes say of a step of a row.
+template <class Call>
+struct Marked {
+  const Call& c;
+  bool held(std::int64_t t, std::int64_t b) const { return c.mask && !at<unsigned char>(c.mask)[t * c.batch + b]; }
+  bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * c.batch + b]; }
+};
 
 // Runs a recurrence for a binding, which no exception may leave: nullptr, or what went wrong.
 template <class Run>
