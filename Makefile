@@ -47,7 +47,7 @@ bench: .venv  ## measure kernels and training steps on this machine's GPU
 	$(PYTHON) benchmarks/run.py dense gates elementwise matrix step --out benchmarks.json
 
 gpu: .venv  ## everything that needs a GPU: its tests, then verification and every benchmark beside its peers
-	$(PYTHON) -m pytest -m gpu -n 4 --table gpu_tests.jsonl; $(PYTHON) benchmarks/run.py all --peers --out benchmarks.json
+	$(PYTHON) -m pytest -m gpu -n auto --table gpu_tests.jsonl; $(PYTHON) benchmarks/run.py all --peers --out benchmarks.json
 
 docs: .venv  ## write the references and the tables of options, and check that the documentation is true
 	$(PYTHON) docs/commands.py > docs/reference/commands.md

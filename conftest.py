@@ -25,6 +25,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--table", type=Path, help="keep the results in this file, and run what it lacks (tests/gpu_table.py)"
     )
+    parser.addoption("--seconds", type=float, help="with --table: begin no test that would end later than this")
 
 
 def pytest_configure(config) -> None:
@@ -60,8 +61,12 @@ def pytest_runtest_setup(item) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # `elman check` in this tree needs pytest alone
-def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than there are cores, since many tests wait for a process or a compiler."""
+def pytest_xdist_auto_num_workers(config) -> int:
+    """For `-n auto`: a worker more than there are cores, since many tests wait for a process; with `--table`, four a GPU."""
+    if config.getoption("table"):
+        import torch
+
+        return 4 * max(1, torch.cuda.device_count())
     return (os.cpu_count() or 1) + 1
 
 

@@ -6,12 +6,15 @@ loses nothing; a test in flight is "started".
 
 A run leaves out the tests that have passed on this kind of GPU with the present sources: its own file, those of the core and of
 the kernels, its package, and for the tests of the core every package. It takes the others in the order of `STATES`.
-`--collect-only` runs nothing and lists them. With `-n K`, the workers have different first GPUs, and each sees all.
+`--collect-only` runs nothing and lists them. With `-n K`, the workers have different first GPUs, and each sees all; `-n auto`
+is four workers a GPU. `--seconds N` begins no test that would end later than N seconds after the start, by what it took the
+last time, or by `UNTIMED` if no run has timed it. What is left stays as it is in the table, for the next run.
 """
 
 import hashlib
 import json
 import os
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 STATES = ("never run", "outdated", "started", "skipped", "failed", "passed")
+UNTIMED = 30.0  # seconds
 NO_GPU = "no NVIDIA GPU here"
 """Why a test is skipped of which this machine can say nothing."""
 HANDED = "GPU_TABLE"
@@ -39,8 +43,9 @@ class Table:
             self.facts = harness.facts(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
             self.facts["gpus"] = torch.cuda.device_count()
             size = tidy(path)
-            os.environ[HANDED] = json.dumps([size, self.facts["gpu"], self.facts["gpus"]])
-        size, self.gpu, gpus = json.loads(os.environ[HANDED])
+            end = time.time() + (config.getoption("seconds") or float("inf"))
+            os.environ[HANDED] = json.dumps([size, self.facts["gpu"], self.facts["gpus"], end])
+        size, self.gpu, gpus, self.end = json.loads(os.environ[HANDED])
         if worker is not None and gpus:
             names = harness.visible_gpus(gpus)
             first = int(worker.removeprefix("gw")) % len(names)
@@ -56,9 +61,15 @@ class Table:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        states = {item: self.state(item.nodeid) for item in items}
-        self.config.hook.pytest_deselected(items=[item for item in items if states[item] == "passed"])
-        items[:] = sorted((i for i in items if states[i] != "passed"), key=lambda item: STATES.index(states[item]))
+        states = {item.nodeid: self.state(item.nodeid) for item in items}
+        self.config.hook.pytest_deselected(items=[item for item in items if states[item.nodeid] == "passed"])
+        left = (item for item in items if states[item.nodeid] != "passed")
+        items[:] = sorted(left, key=lambda item: STATES.index(states[item.nodeid]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """True, which is all that happens to the test, where it could end too late."""
+        return time.time() + self.rows.get(item.nodeid, {}).get("seconds", UNTIMED) > self.end or None
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.gpu is not None:
