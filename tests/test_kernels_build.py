@@ -319,9 +319,9 @@ torch.manual_seed(0)
 u, w, h0 = torch.randn(5, 2, 4, requires_grad=True), torch.nn.Parameter(torch.randn(4, 4)), torch.zeros(2, 4)
 y, last = e42(u, w, h0, torch.arange(10).view(5, 2) > 2, backend="host")
 print(y.tolist(), torch.autograd.grad(y.sum() + last.sum(), [u, w])[1].tolist())
-for wrong in (w.detach().half(), w[:3], 3):
+for wrong in ({"w": w.detach().half()}, {"w": w[:3]}, {"u": u[:1].expand(2**31, 2, 4)}, {"w": 3}):
     try:
-        native._cpu_module(e42.cell, 'host', torch.float32).run("forward", u=u, w=wrong)
+        native._cpu_module(e42.cell, 'host', torch.float32).run("forward", **({"u": u, "w": w} | wrong))
     except Exception as error:
         print(error)
 """
@@ -332,6 +332,7 @@ for wrong in (w.detach().half(), w[:3], 3):
     assert said == other.stdout
     assert "w has the wrong dtype, torch.float16" in said
     assert "w must be a tensor, not 3" in said
+    assert "u is (2147483648, 2, 4): a kernel takes sizes below 2^31" in said
 
 
 def test_a_model_is_built_as_it_will_be_launched(capsys: pytest.CaptureFixture[str]) -> None:

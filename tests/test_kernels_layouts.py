@@ -1,12 +1,15 @@
 """Inputs of any layout reach a kernel as it reads them: in place where its strides can say where they lie, else as a copy."""
 
 import itertools
+import mmap
 
 import pytest
 import torch
 from torch import Tensor
 
-from elman_core.kernels import launch
+from elman_core.kernels import Case, Maps, launch, verify
+from elman_core.kernels.causal_conv.op import Kernel as Convolution
+from elman_core.testing.kernel import need_host_compiler
 
 LAYOUTS = {
     "contiguous": lambda x: x.contiguous(),
@@ -59,3 +62,43 @@ def test_a_kernel_sees_the_values_of_every_layout(layout: str, dtype: torch.dtyp
             assert torch.equal(seen(made, made.stride()[:2]), x), (size, made.stride())
         made = launch.whole(given)
         assert torch.equal(seen(made, ()), x)
+
+
+FAR, NORESERVE = (
+    1 << 31,
+    0x4000,
+)  # elements: beyond the offsets that 32 bits hold; of Linux, in mmap from Python 3.12 on
+FUSED = {"maps": Maps(("v",), ("q", "k"), ("sigmoid",)), "n_state": 16, "heads": 1}
+FAMILIES = {  # a kernel of each family, and a case
+    "dense": ("elman_e42.op", "e42", "TBd", (2, 2, 192), {}),
+    "elementwise": ("elman_e65.op", "e65", "TBd", (2, 2, 64), {}),
+    "gates": ("elman_baselines.rnn.op", "lstm_gates", "TBd", (2, 2, 64), {}),
+    "matrix": ("elman_e88.op", "e88", "BTHNV", (2, 2, 1, 16, 16), FUSED),
+    "rows": ("elman_m2rnn.op", "m2rnn", "BTHKV", (2, 2, 1, 16, 16), {}),
+    "convolution": (__name__, "convolution", "TBCK", (2, 2, 64, 4), {}),
+}
+convolution = Convolution()
+
+
+def far(x: Tensor) -> Tensor:
+    """The same values, each row 2^31 elements behind the one before. Of that memory only the pages of rows exist."""
+    if x.dim() < 3:
+        return x
+    step = FAR + 8
+    size = ((x.shape[0] * x.shape[1] - 1) * step + x[0, 0].numel()) * x.element_size()
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+    strides = (x.shape[1] * step, step, *x[0, 0].contiguous().stride())
+    made = torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+    assert made.data_ptr() in (launch.timed(made).data_ptr(), launch.readable(made).data_ptr()), "it would be copied"
+    return made
+
+
+@pytest.mark.parametrize("backend", ["emulated", "cpu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_beyond_two_to_the_31_elements_are_read_where_they_lie(family, backend, monkeypatch) -> None:
+    need_host_compiler()
+    module, name, *problem, options = FAMILIES[family]
+    kernel = getattr(pytest.importorskip(module), name)
+    monkeypatch.setattr(verify, "_with_gaps", far)
+    report = verify.verify(kernel.spec(), backend, cases=[Case.of(*problem, torch.bfloat16, strided=True, **options)])
+    assert report.passed, "\n".join(verify.failures(report))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .matrix.spec import Maps
     from .rows.op import RowsKernel
     from .runtime import compute_dtype, load_or_warn, operator
-    from .spec import Case, KernelSpec, document_starts, padding_mask
+    from .spec import Case, KernelSpec, document_starts, first_steps, padding_mask
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used
 
@@ -33,7 +33,8 @@ _NAMES = {
     "build": "Extension emulated load shipped", "dense.native": "check_errors error_word", "dense.op": "DenseKernel",
     "dense.portable": "product", "dispatch": "Compiled choose in_words register", "elementwise.op": "ElementwiseKernel",
     "gates.op": "GatesKernel", "matrix.op": "MatrixKernel", "matrix.spec": "Maps", "rows.op": "RowsKernel",
-    "runtime": "compute_dtype load_or_warn operator", "spec": "Case KernelSpec document_starts padding_mask",
+    "runtime": "compute_dtype load_or_warn operator",
+    "spec": "Case KernelSpec document_starts first_steps padding_mask",
     "verify": "Report", "verify_cache": "Stamp ensure_verified stamp used",
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -322,6 +322,7 @@ class Call {
       if ((*f.shape)[i] == '?') continue;
       std::int64_t& known = sizes_[static_cast<unsigned char>(more ? 'T' : (*f.shape)[i])];
       if (!known) known = x.sizes[i] - more;
+      if (known >= std::int64_t{1} << 31) fail(name + " is " + x.words() + ": a kernel takes sizes below 2^31");
       same = x.sizes[i] == known + more;
     }
     if (!same) fail(name + " must be " + wanted(*f.shape) + ", not " + x.words());

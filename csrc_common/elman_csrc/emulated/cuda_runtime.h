@@ -54,7 +54,7 @@ namespace emulated {
 inline char fault[256];  // why the kernel was ended; empty if it was not
 }
 inline const char* cudaGetErrorString(int error) {
-  return error == cudaErrorMisalignedAddress ? emulated::fault : "more shared memory than a block may have";
+  return error == cudaErrorMisalignedAddress ? emulated::fault : "invalid configuration: a grid or a block larger than a GPU takes";
 }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many bytes: AddressSanitizer sees accesses beyond
@@ -296,6 +296,7 @@ cudaError_t launch_together(const dim3& grid, int threads, int each, std::size_t
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;
   const char* const turns = std::getenv("EMULATED_STALLED");
   stalled = turns ? unsigned(std::atoi(turns)) : 0;
+  if (std::max(grid.y, grid.z) > 65535 || threads > 1024 || each > 16 || grid.x % each) return cudaErrorInvalidConfiguration;
   gridDim = grid, blockDim.x = threads, cluster_blocks = each, *fault = 0;
   for (unsigned row = 0; row < grid.y * grid.z && !*fault; row++) {
     std::vector<Block> blocks(grid.x);

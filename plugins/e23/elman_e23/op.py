@@ -26,6 +26,7 @@ from elman_core.kernels import (
     document_starts,
     emulated,
     error_word,
+    first_steps,
     in_words,
     load,
     operator,
@@ -39,7 +40,7 @@ from .reference import e23_reference
 
 HERE = Path(__file__).parent
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SLOTS, STEP, WIDEST, TIMEOUT_NS = 8, 32, 512, 2_000_000_000
+SLOTS, STEP, WIDEST, MOST_CLUSTERS, TIMEOUT_NS = 8, 32, 512, 65535, 2_000_000_000
 INPUTS = ("u", "w_h", "w_w", "h", "tape", "mask", "starts", "initial")
 
 
@@ -66,6 +67,8 @@ def _prepared(dtype: torch.dtype, batch: int, width: int, index: int | None, pac
     module: Any = load(emulated(made) if index is None else made)
     if not (rows := module.rows(batch)):
         raise KernelError(f"e23: this GPU holds no cluster of {width // STEP} blocks")
+    if batch > MOST_CLUSTERS * rows:
+        raise KernelError(f"e23: its kernel takes B up to {MOST_CLUSTERS * rows}, not {batch}")
     return module, rows
 
 
@@ -174,7 +177,11 @@ class TapeKernel(Compiled):
         return f"clusters of {width // STEP} blocks, {rows} rows each"
 
     def cases(self, dtype: torch.dtype, batch: int, width: int, packed: bool) -> Sequence[Case]:
-        return [Case.of("TBd", (64, batch, width), dtype, **({"packed": True} if packed else {}))]
+        return [
+            Case.of(
+                "TBd", (first_steps(batch, SLOTS * width), batch, width), dtype, **({"packed": True} if packed else {})
+            )
+        ]
 
     def backend(self, device: torch.device, width: int, slots: int) -> str:
         """What "auto" runs, in words."""

@@ -1,8 +1,10 @@
 """E23's kernels on emulated clusters of blocks: the code that a GPU runs, on any machine."""
 
 import pytest
-from elman_e23.op import KERNEL
+import torch
+from elman_e23 import op
 
+from elman_core.kernels import KernelError
 from elman_core.kernels.verify import failures, verify
 from elman_core.testing.kernel import need_host_compiler
 
@@ -12,5 +14,12 @@ def test_the_gpu_source_equals_the_reference(backwards: bool, monkeypatch: pytes
     need_host_compiler()
     if backwards:  # the last warps and blocks ahead
         monkeypatch.setenv("EMULATED_BACKWARDS", "1")
-    report = verify(KERNEL.spec(), "emulated")
+    report = verify(op.KERNEL.spec(), "emulated")
     assert report.passed, "\n".join(failures(report))
+
+
+def test_more_rows_than_clusters_of_a_grid_are_refused() -> None:
+    need_host_compiler()
+    assert op._prepared(torch.bfloat16, 65535 * 8, 96, None, False)[1] == 8
+    with pytest.raises(KernelError, match="takes B up to 524280, not 524281"):
+        op._prepared(torch.bfloat16, 65535 * 8 + 1, 96, None, False)
