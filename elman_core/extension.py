@@ -4,12 +4,13 @@ An extension is a package with commands (entry points in the group `elman.comman
 batches (`elman.sources`, see `Source`); see docs/how-to/extension.md. Each name is documented where it is defined.
 """
 
-# ruff: noqa: F401 (the names are read from _NAMES when they are asked for)
+# ruff: noqa: F401 (the names are imported when they are asked for)
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .imports import when_asked
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
@@ -74,50 +75,7 @@ if TYPE_CHECKING:
     from .training.start import start
     from .training.text import open_text
 
-_NAMES = {
-    "cli._text": "columns dump free_folder print table wrapped",
-    "cli.export": "Precision",
-    "cli.generate": "load_writer",
-    "cli.train": "read_settings",
-    "data": "Batch ByteFile Heldout Source hash_u64 standard_library_corpus",
-    "data.packed": "PACKED_FORMAT PACKED_HEADER PackedFile packed_manifest packed_sections",
-    "generation": "Sampling",
-    "generation.loop": "least_rows prefill_chunk",
-    "kernels.decode.portable": "kept_scores race",
-    "kernels.dispatch": "SHORTEST",
-    "locks": "MACHINE_WIDE Lock holder is_locked lock_soon",
-    "metrics": "METRICS WINDOW Metrics progress read_metrics",
-    "model.step_graph": "GraphedStep recorder_for",
-    "model.tokenizer": "load_tokenizer vocabulary_texts",
-    "nn": "scaled_once",
-    "nn.layers": "resolve_pattern",
-    "registry": "CheckpointError ConfigError DataError DivergedError ElmanError OutOfMemoryError PluginError "
-    "check_value did_you_mean errors how_to_install parse_size resolve",
-    "registry.checks": "ran_out",
-    "registry.errors": "printable",
-    "registry.extensions": "load_extension packages",
-    "size": "TOLERANCE count parse_parameters solve_width",
-    "storage": "appending log_line now open_regular read_bytes read_json read_line replacing require_text storage_errors sync "
-    "write_folder write_json write_text",
-    "training": "Settings TrainSettings",
-    "training.precision": "pick_device",
-    "training.recipes": "folders",
-    "training.run.display": "backends",
-    "training.run.facts": "memory_in_use",
-    "training.run.protocol": "protocol_hash",
-    "training.settings": "RESUMABLE TUNABLE apply_sets from_dict known_keys put resolve_settings steps_for_tokens",
-    "training.start": "start",
-    "training.text": "open_text",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = [*_HOME]
-
+__all__, _get = when_asked(__name__)
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"elman_core.{_HOME[name]}")
-        return getattr(module, "resolve" if name == "resolve_settings" else name)
+    __getattr__ = _get

@@ -6,8 +6,9 @@ have to wait for it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from elman_core.imports import when_asked
 
 from .errors import (
     CheckpointError,
@@ -39,8 +40,4 @@ __all__ = [
     "how_to_install", "list_variants", "option", "package_folders", "parse_size", "pip_install", "plugins", "resolve",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Mixer", "State", "StateSpec"):
-        return getattr(importlib.import_module(f"{__name__}.mixer"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_, __getattr__ = when_asked(__name__)

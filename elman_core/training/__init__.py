@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from elman_core.imports import when_asked
 
 from .settings import DataSettings, ModelSettings, Settings, TrainSettings
 
@@ -16,10 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DataSettings", "ModelSettings", "Result", "Settings", "TrainSettings", "Trainer", "resume", "start"]
 
-_HOME = {"Result": "loop", "Trainer": "loop", "start": "start", "resume": "start"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_, __getattr__ = when_asked(__name__)
