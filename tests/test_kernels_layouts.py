@@ -2,12 +2,13 @@
 
 import itertools
 import mmap
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from elman_core.kernels import Case, Maps, launch, verify
+from elman_core.kernels import Case, KernelSpec, Maps, launch, verify
 from elman_core.kernels.causal_conv.op import Kernel as Convolution
 from elman_core.testing.kernel import need_host_compiler
 
@@ -80,6 +81,12 @@ FAMILIES = {  # a kernel of each family, and a case
 convolution = Convolution()
 
 
+def problem_of(family: str) -> tuple[KernelSpec, Case]:
+    need_host_compiler()
+    module, name, *problem, options = FAMILIES[family]
+    return getattr(pytest.importorskip(module), name).spec(), Case.of(*problem, torch.bfloat16, **options)
+
+
 def far(x: Tensor) -> Tensor:
     """The same values, each row 2^31 elements behind the one before. Of that memory only the pages of rows exist."""
     if x.dim() < 3:
@@ -96,9 +103,24 @@ def far(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["emulated", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_beyond_two_to_the_31_elements_are_read_where_they_lie(family, backend, monkeypatch) -> None:
-    need_host_compiler()
-    module, name, *problem, options = FAMILIES[family]
-    kernel = getattr(pytest.importorskip(module), name)
+    spec, case = problem_of(family)
     monkeypatch.setattr(verify, "_with_gaps", far)
-    report = verify.verify(kernel.spec(), backend, cases=[Case.of(*problem, torch.bfloat16, strided=True, **options)])
+    report = verify.verify(spec, backend, cases=[replace(case, strided=True)])
     assert report.passed, "\n".join(verify.failures(report))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forward_without_gradients_keeps_nothing_for_a_backward(family) -> None:
+    """At its peak it holds its outputs and, of dense and gated cells, the states that blocks exchange: a step more than y."""
+    spec, case = problem_of(family)
+    case = replace(case, sizes={**case.sizes, "T": 40})
+    inputs = spec.make_inputs(case, torch.Generator().manual_seed(0))
+    call = torch.no_grad()(lambda: spec.call("emulated", inputs, case.options))
+    outputs = sum(x.nbytes for x in call().values())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        made = call()
+    events = (e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+    live = list(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    assert outputs <= live[-1] <= max(live) <= (2 + 1 / 40) * outputs, (
+        f"{max(live)} bytes for {len(made)} outputs of {outputs}"
+    )
