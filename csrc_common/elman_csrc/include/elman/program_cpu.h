@@ -52,7 +52,7 @@ enum class Code : Int {
   matmul,
   draw
 };
-enum : Int { kFloat = static_cast<Int>(Dtype::f32), kBFloat16 = static_cast<Int>(Dtype::bf16) };
+enum : Int { kFloat = static_cast<Int>(Dtype::f32), kBFloat16 = static_cast<Int>(Dtype::bf16), kInt8 = 4 };
 
 struct Operand {
   std::uint64_t address;
@@ -67,6 +67,7 @@ struct Instruction {
 };
 
 constexpr Int kChunk = 256;  // elements of a line that are computed at once
+constexpr int kParts = 4, kPart = kParts * kLanes;  // sums of a product, and the elements that they take at once
 constexpr Int kShared = 1 << 15;  // elements, or weights of a product, from which threads share an operation
 
 struct Exp {
@@ -79,57 +80,75 @@ struct Exp {
 
 class Machine {
  public:
-  explicit Machine(int threads) {
-    for (int i = 1; i < threads; i++) try {
-        helpers_.emplace_back([this] { help(); });
-      } catch (const std::system_error&) {  // no thread is to be had: the others do the work
-        break;
-      }
-  }
+  explicit Machine(int threads) : queues_(std::max(threads, 1)) {}
   ~Machine() {
-    current_ = nullptr, epoch_.fetch_add(1, std::memory_order_release);
+    queues_[0].next.store(kEnd, std::memory_order_release);
     for (auto& each : helpers_) each.join();
   }
 
   void run(const Instruction* code, Int count) {
+    code_ = code;
     for (Int i = 0; i < count; i++) {
       const Instruction& a = code[i];
       if (a.code == Code::linear) widen(a);
-      const Int all = pieces(a);
-      if (helpers_.empty() || all < 2) {
+      const Int all = pieces(a), many = static_cast<Int>(queues_.size());
+      if (many < 2 || all < 2) {
         for (Int piece = 0; piece < all; piece++) work(a, piece);
         continue;
       }
-      current_ = &a, all_ = all, busy_.store(static_cast<int>(helpers_.size())), next_.store(0);
-      epoch_.fetch_add(1, std::memory_order_release);
-      share();
-      for (int spins = 0; busy_.load(std::memory_order_acquire) > 0; spins++)
-        if (spins > 4000) std::this_thread::yield();
+      done_.store(0, std::memory_order_relaxed);
+      for (Int q = 0; q < many; q++) queues_[q].next.store(i * kOne + q * all / many, std::memory_order_release);
+      start();
+      while (take(0)) {
+      }
+      for (int spins = 0; done_.load(std::memory_order_acquire) < all;) pause(spins);
     }
   }
 
  private:
+  static constexpr std::uint64_t kOne = std::uint64_t(1) << 32, kEnd = std::uint64_t(1) << 62;
+  // The pieces of a thread, one behind the other in memory; who has none left takes those of others. `next` is the number of an instruction and,
+  // in the lower half, of a piece. So a thread that the system lets wait takes a piece of what is under way when it wakes, and nobody waits for it.
+  struct alignas(64) Queue {
+    std::atomic<std::uint64_t> next{0};
+  };
+  std::vector<Queue> queues_;
   std::vector<std::thread> helpers_;
-  std::atomic<Int> next_{0};
-  std::atomic<int> busy_{0};
-  std::atomic<std::uint64_t> epoch_{0};
-  const Instruction* current_ = nullptr;
-  Int all_ = 0;
-  std::vector<float> x_;  // of a product, in float, rows of whole vectors
+  std::atomic<Int> done_{0};  // pieces of the instruction under way
+  const Instruction* code_ = nullptr;
+  std::vector<float> x_;  // of a product, in float, rows of whole parts
   Int width_ = 0;
 
-  void help() {
-    for (std::uint64_t seen = 0;;) {
-      for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen; spins++)
-        if (spins > 4000) std::this_thread::yield();
-      seen++;
-      if (!current_) return;
-      share();
-      busy_.fetch_sub(1, std::memory_order_release);
-    }
+  void start() {
+    while (helpers_.size() + 1 < queues_.size()) try {
+        helpers_.emplace_back([this, me = helpers_.size() + 1] { help(me); });
+      } catch (const std::system_error&) {  // no thread is to be had: the others do the work
+        return;
+      }
   }
-  void share() {
-    for (Int piece; (piece = next_.fetch_add(1)) < all_;) work(*current_, piece);
+  void help(std::size_t me) {
+    for (int spins = 0; queues_[0].next.load(std::memory_order_acquire) < kEnd;)
+      if (take(me)) spins = 0;
+      else pause(spins);
+  }
+  static void pause(int& spins) {
+    if (++spins > 4000) std::this_thread::yield();
+  }
+  // Do a piece of the instruction under way, if one is left.
+  bool take(std::size_t me) {
+    for (std::size_t k = 0; k < queues_.size(); k++) {
+      const std::size_t q = (me + k) % queues_.size();
+      if (!left(q, queues_[q].next.load(std::memory_order_acquire))) continue;
+      const std::uint64_t next = queues_[q].next.fetch_add(1, std::memory_order_acq_rel);
+      if (!left(q, next)) continue;
+      work(code_[next / kOne], next % kOne);
+      done_.fetch_add(1, std::memory_order_release);
+      return true;
+    }
+    return false;
+  }
+  bool left(std::size_t q, std::uint64_t next) const {
+    return next < kEnd && next % kOne < (q + 1) * pieces(code_[next / kOne]) / queues_.size();
   }
 
   // Pieces of an operation, which threads take one by one. Their bounds do not change any bit.
@@ -360,9 +379,10 @@ class Machine {
     }
   }
 
-  // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements.
+  // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements. A weight in int8 has a
+  // factor for each row, at[4] (N).
   void widen(const Instruction& a) {
-    width_ = (a.size[2] + kLanes - 1) / kLanes * kLanes;
+    width_ = (a.size[2] + kPart - 1) / kPart * kPart;
     x_.assign(static_cast<std::size_t>(a.size[0] * width_), 0.f);
     for (Int r = 0; r < a.size[0]; r++) {
       float* to = x_.data() + r * width_;
@@ -372,19 +392,18 @@ class Machine {
     }
   }
   void linear(const Instruction& a, Int first, Int last) const {
-    return a.at[2].dtype == kBFloat16 ? linear<BFloat16>(a, first, last) : linear<float>(a, first, last);
+    const Int dtype = a.at[2].dtype;
+    return dtype == kInt8       ? linear<std::int8_t>(a, first, last)
+           : dtype == kBFloat16 ? linear<BFloat16>(a, first, last)
+                                : linear<float>(a, first, last);
   }
   template <class W>
   void linear(const Instruction& a, Int first, Int last) const {
-    Int n = first;
-    for (; n + 4 <= last; n += 4) rows<W, 4>(a, n);
-    for (; n < last; n++) rows<W, 1>(a, n);
-  }
-  template <class W, int N>
-  void rows(const Instruction& a, Int n) const {
-    Int r = 0;
-    for (; r + 4 <= a.size[0]; r += 4) products<W, N, 4>(a, n, r);
-    for (; r < a.size[0]; r++) products<W, N, 1>(a, n, r);
+    for (Int n = first; n < last; n++) {
+      Int r = 0;
+      for (; r + 4 <= a.size[0]; r += 4) products<W, 4>(a, n, r);
+      for (; r < a.size[0]; r++) products<W, 1>(a, n, r);
+    }
   }
   static F lift(const float* w) {
     F x;
@@ -396,35 +415,41 @@ class Machine {
     std::memcpy(&raw, w, sizeof raw);
     return simd::bits<F>(__builtin_convertvector(raw, I) << 16);
   }
-  template <class W, int N, int R>
+  static F lift(const std::int8_t* w) {
+    typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
+    typedef std::int32_t Whole __attribute__((vector_size(kLanes * 4)));
+    Bytes raw;
+    std::memcpy(&raw, w, sizeof raw);
+    return __builtin_convertvector(__builtin_convertvector(raw, Whole), F);
+  }
+  // A weight is read in the order of memory, as fast as a processor reads it ahead.
+  template <class W, int R>
   void products(const Instruction& a, Int n, Int r) const {
-    const Int K = a.size[2], step = a.at[2].step[1], whole = K / kLanes * kLanes;
-    const W* w = at<const W>(a.at[2].address) + n * step;
+    const Int K = a.size[2], whole = K / kPart * kPart;
+    const W* w = at<const W>(a.at[2].address) + n * a.at[2].step[1];
     const float* x = x_.data() + r * width_;
-    F total[N][R] = {};
-    const auto add = [&](const W* from, Int apart, Int k) {
-      F left[R];
-      for (int j = 0; j < R; j++) left[j] = lift(x + j * width_ + k);
-      for (int i = 0; i < N; i++) {
-        const F right = lift(from + i * apart);
-        __builtin_prefetch(from + (i + N) * apart);  // of the rows that come next
-        for (int j = 0; j < R; j++) total[i][j] += left[j] * right;
+    F total[R][kParts] = {};
+    const auto add = [&](const W* from, Int k) {
+      for (int u = 0; u < kParts; u++) {
+        const F right = lift(from + u * kLanes);
+        for (int j = 0; j < R; j++) total[j][u] += lift(x + j * width_ + k + u * kLanes) * right;
       }
     };
-    for (Int k = 0; k < whole; k += kLanes) add(w + k, step, k);
+    for (Int k = 0; k < whole; k += kPart) add(w + k, k);
     if (whole < K) {
-      W rest[N * kLanes] = {};
-      for (int i = 0; i < N; i++)
-        std::memcpy(rest + i * kLanes, w + i * step + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
-      add(rest, kLanes, whole);
+      W rest[kPart] = {};
+      std::memcpy(rest, w + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
+      add(rest, whole);
     }
-    for (int j = 0; j < R; j++)
-      for (int i = 0; i < N; i++) {
-        float y = simd::sum(total[i][j]), bias;
-        const Operand& b = a.at[3];
-        if (b.address) y += *read(b, (r + j) * b.step[0] + (n + i) * b.step[3], 1, &bias);
-        write(&y, a.at[0], (r + j) * a.at[0].step[0] + n + i, 1);
-      }
+    for (int j = 0; j < R; j++) {
+      F sum = total[j][0];
+      for (int u = 1; u < kParts; u++) sum += total[j][u];
+      float y = simd::sum(sum), bias;
+      if (const float* scale = at<const float>(a.at[4].address)) y *= scale[n];
+      const Operand& b = a.at[3];
+      if (b.address) y += *read(b, (r + j) * b.step[0] + n * b.step[3], 1, &bias);
+      write(&y, a.at[0], (r + j) * a.at[0].step[0] + n, 1);
+    }
   }
 
   // at[0] (B, M, N) = at[1] (B, M, K) at[2] (B, K, N), all float; sizes B, M, N, K; steps of each by its own three dimensions.
