@@ -22,7 +22,7 @@ from elman_core.kernels.decode.spec import DTYPES
 from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.runtime import mode
 from elman_core.kernels.whole.native import Program, Run, State
-from elman_core.kernels.whole.record import UnknownError, record
+from elman_core.kernels.whole.nodes import UnknownError, record
 from elman_core.kernels.whole.source import write
 from elman_core.model import LadderCache, LadderForCausalLM
 from elman_core.registry import KernelError

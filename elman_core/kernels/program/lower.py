@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,18 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tape import Operation
+from .tape import POINTWISE, SAME, Operation
 
-POINTWISE = {
-    "copy": 1, "neg": 1, "abs": 1, "exp": 1, "tanh": 1, "sigmoid": 1, "silu": 1, "relu": 1, "log_sigmoid": 1, "softplus": 1,
-    "log": 1, "square": 1, "sqrt": 1, "rsqrt": 1, "reciprocal": 1, "add": 2, "sub": 2, "mul": 2, "div": 2, "maximum": 2,
-    "minimum": 2, "addcmul": 3,
-}  # fmt: skip
-"""Operators whose elements do not depend on each other, and how many tensors they read."""
 CODES = {name: i for i, name in enumerate([*POINTWISE, "sum", "vecdot", "embedding", "linear", "matmul", "draw"])}
-COPIES = ("copy", "to", "clone", "contiguous", "reshape", "flatten", "_to_copy")
 LOWERED = {
-    *POINTWISE, *COPIES, "rsub", "_foreach_copy", "cat", "stack", "sum", "mean", "linalg_vecdot", "embedding", "linear",
+    *POINTWISE, *SAME, "rsub", "_foreach_copy", "cat", "stack", "sum", "mean", "linalg_vecdot", "embedding", "linear",
     "addmm", "matmul", "mm", "bmm",
 }  # fmt: skip
 STORED = {torch.float32: 1, torch.bfloat16: 2}
@@ -58,21 +52,14 @@ def lower(operation: Operation, held: list[Tensor]) -> list[Instruction]:
         return [_pointwise("copy", to, of) for to, of in zip(args[0], args[1], strict=True)]
     if name is None or not isinstance(out, Tensor):
         raise UnknownOperationError
-    if name in COPIES:
-        return [
-            _pointwise(
-                "copy",
-                *(
-                    (out, args[1])
-                    if func.namespace == "aten" and operation.written()
-                    else (out.view(args[0].shape), args[0])
-                ),
-            )
-        ]
+    if name == "copy" and operation.writes:
+        return [_pointwise("copy", out, args[1])]
+    if name in (*SAME, "copy"):
+        return [_pointwise("copy", out.view(args[0].shape), args[0])]
     if name == "rsub":
         name, args = "sub", args[1::-1]
-    if count := POINTWISE.get(name):
-        if len(args) != count or kwargs.keys() - {"alpha", "value", "out"}:
+    if form := POINTWISE.get(name):
+        if len(args) != len(set(re.findall(r"{\d}", form))) or kwargs.keys() - {"alpha", "value", "out"}:
             raise UnknownOperationError
         numbers = [torch.tensor(float(x)) for x in args if not isinstance(x, Tensor)]
         held += numbers

@@ -20,7 +20,7 @@ from elman_core.kernels.toolchain import find_host_compiler
 from elman_core.registry.errors import KernelError
 
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
-from .tape import Operation, Tape, tensors
+from .tape import Operation, Tape, memory
 
 _log = logging.getLogger("elman_core")
 FAMILY = Family(
@@ -67,41 +67,35 @@ class _Checked(Tape):
             return func._op_dk(inside, *args, **(kwargs or {}))
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        changed = Operation(func, args, kwargs, None).written()
+        changed = Operation(func, args, kwargs, None).writes
         for x in changed:
-            if (at := _at(x)) not in self.made and at not in self.before:
+            if not (at := memory(x)) <= self.made | self.before.keys():
                 whole = x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
-                self.before[at] = whole, whole.clone()
-        self.written |= {_at(x) for x in changed}
+                self.before |= dict.fromkeys(at, (whole, whole.clone()))
+        self.written |= memory(changed)
         old = [x.clone() for x in changed]
         out = super().run(func, args, kwargs)
-        given = {_at(x) for x in tensors((args, kwargs))}
-        fresh = [x for x in tensors(out) if _at(x) not in given]
-        self.made |= {_at(x) for x in fresh}
-        self.lowered.append(None)
-        if results := [*changed, *fresh]:
+        operation = Operation(func, args, kwargs, out)
+        self.made |= memory(operation.makes)
+        self.lowered.append([])  # of a view
+        if results := [*changed, *operation.makes]:
             try:
-                self.lowered[-1] = lower(Operation(func, args, kwargs, out), self.held)
+                self.lowered[-1] = code = lower(operation, self.held)
             except UnknownOperationError:
                 if name_of(func) == "linear":  # then a row's bits might depend on the rows beside it
                     raise RuntimeError(f"there is no instruction for a product of {args[0].dtype}") from None
+                self.lowered[-1] = None
                 return out
             wanted = [x.clone() for x in results]
             for x, value in zip(changed, old, strict=True):
                 x.copy_(value)
-            call(self.module, self.lowered[-1] or [], 1)()
+            call(self.module, code, 1)()
             for x, right in zip(results, wanted, strict=True):
                 eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
                 self.coarsest = max(self.coarsest, eps)
                 _compare(func, x, right, eps)
                 x.copy_(right)
-        else:
-            self.lowered[-1] = []  # a view
         return out
-
-
-def _at(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
 
 
 def _compare(func: Any, x: Tensor, right: Tensor, eps: float) -> None:
@@ -132,15 +126,17 @@ class Program:
         self.steps: list[Callable[[], None]] = []
         self.in_python: list[str] = []
         code: list[Instruction] = []
-        constant = _constants(tape)
+        given = [x for operation in tape.operations for x in operation.reads if not x.is_floating_point()]
+        inputs = tape.written | (memory(given) - tape.made)  # whole numbers from outside are tokens, which may change
         narrow: dict[int, int] = {}  # constants that are copies of bfloat16, by address: products read half as much
-        for operation, lowered in zip(tape.operations, tape.lowered, strict=True):
-            if id(operation.out) in constant:
-                wide, of = operation.out, next(iter(operation.args), None)
-                if isinstance(of, Tensor) and name_of(operation.func) == "to" and of.dtype == torch.bfloat16:
-                    narrow |= {wide.data_ptr(): of.data_ptr()} if wide.stride() == of.stride() else {}
+        for operation, lowered, varies in zip(tape.operations, tape.lowered, tape.varying(inputs), strict=True):
+            if operation.name in ("empty", "empty_like", "new_empty"):
                 continue
-            if lowered is None:
+            if not varies:
+                wide, of = operation.out, next(iter(operation.args), None)
+                if isinstance(of, Tensor) and operation.name == "to" and of.dtype == torch.bfloat16:
+                    narrow |= {wide.data_ptr(): of.data_ptr()} if wide.stride() == of.stride() else {}
+            elif lowered is None:
                 if code:
                     self.steps.append(call(tape.module, code, torch.get_num_threads()))
                 code = []
@@ -158,21 +154,6 @@ class Program:
 
     def release(self) -> None:
         self.steps = []
-
-
-def _constants(tape: _Checked) -> set[int]:
-    """The results, by id, that are the same in every repetition: of functions of constants that nothing writes."""
-    made, same = set(tape.made), set[int]()
-    for func, args, kwargs, out in tape.operations:
-        given = tensors((args, kwargs))
-        fresh = [x for x in tensors(out) if _at(x) not in {_at(x) for x in given}]
-        fixed = all(x.is_floating_point() and _at(x) not in made and _at(x) not in tape.written for x in given)
-        if fresh and fixed and not any(_at(x) in tape.written for x in fresh):
-            made -= {_at(x) for x in fresh}
-            same.add(id(out))
-        elif func.overloadpacket.__name__ in ("empty", "empty_like", "new_empty"):
-            same.add(id(out))
-    return same
 
 
 class CpuRecorder:

@@ -1,7 +1,8 @@
-"""A list of the operations that a function runs, with the very tensors that they read and write."""
+"""A step recorded as a list of operations with the tensors that they read and make, for programs of a CPU and of a GPU."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 HOST_READS = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+POINTWISE = {
+    "copy": "{0}", "neg": "-{0}", "abs": "fabsf({0})", "exp": "expf({0})", "tanh": "tanhf({0})", "sigmoid": "sigmoid({0})",
+    "silu": "{0} * sigmoid({0})", "relu": "fmaxf({0}, 0.f)", "log_sigmoid": "-softplus(-{0})", "softplus": "softplus({0})",
+    "log": "logf({0})", "square": "{0} * {0}", "sqrt": "sqrtf({0})", "rsqrt": "1.f / sqrtf({0})", "reciprocal": "1.f / {0}",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "maximum": "fmaxf({0}, {1})",
+    "minimum": "fminf({0}, {1})", "addcmul": "{0} + {1} * {2}",
+}  # fmt: skip
+"""Operators whose elements do not depend on each other, as C++; in the order of `Code` in `elman/program_cpu.h`."""
+SAME = (
+    "to", "_to_copy", "clone", "contiguous", "reshape", "flatten", "view", "_unsafe_view", "unsqueeze", "squeeze", "alias",
+    "detach", "lift_fresh",
+)  # fmt: skip
+"""Operators whose results are the elements of their input, in order."""
+
+_SHAPED = "(new_(empty|zeros|ones|full)|(empty|zeros|ones|full)_like)"
 
 
 class Operation(NamedTuple):
@@ -23,10 +39,16 @@ class Operation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the operator, without overload: "add" for `aten.add.Tensor`, "add_" in place."""
-        return str(self.func.overloadpacket.__name__)
+        """Of the operator, without overload, and the same in place: "add" for `aten.add.Tensor` and `aten.add_.Tensor`."""
+        return str(self.func.overloadpacket.__name__).rstrip("_")
 
-    def written(self) -> list[Tensor]:
+    @property
+    def reads(self) -> list[Tensor]:
+        """The arguments whose numbers matter, not only their shapes."""
+        return [] if re.fullmatch(_SHAPED, self.name) else tensors((self.args, self.kwargs))
+
+    @property
+    def writes(self) -> list[Tensor]:
         """The arguments that it changes."""
         given = [
             self.args[i] if i < len(self.args) else self.kwargs.get(a.name)
@@ -35,11 +57,17 @@ class Operation(NamedTuple):
         told = zip(self.func._schema.arguments, given, strict=True)
         return tensors([x for a, x in told if a.alias_info is not None and a.alias_info.is_write])
 
+    @property
+    def makes(self) -> list[Tensor]:
+        """The results that are neither views of arguments nor changed in place."""
+        given = memory((self.args, self.kwargs))
+        return [x for x in tensors(self.out) if not memory(x) <= given]
+
     def again(self) -> None:
         """Repeat it, and put what it gives where it was put the first time."""
-        given = {x.untyped_storage().data_ptr() for x in tensors((self.args, self.kwargs)) if x.numel()}
+        made = {id(x) for x in self.makes}
         for new, old in zip(tensors(self.func(*self.args, **self.kwargs)), tensors(self.out), strict=True):
-            if old.numel() and old.untyped_storage().data_ptr() not in given:  # neither a view nor changed in place
+            if id(old) in made:
                 old.copy_(new)
 
 
@@ -48,8 +76,16 @@ def tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
+def memory(tree: Any) -> set[int]:
+    """Where the storages of the tensors of a tree begin; those without elements have none."""
+    return {x.untyped_storage().data_ptr() for x in tensors(tree) if x.numel()}
+
+
 class Tape(TorchDispatchMode):
-    """Inside, every operation runs and is listed; reading a value on the host is an error, as in a CUDA graph's capture.
+    """Inside, every operation runs and is listed.
+
+    Args:
+        host: whether a value may be read on the host; otherwise it is an error, as in a CUDA graph's capture.
 
     Attributes:
         operations: the list.
@@ -58,13 +94,13 @@ class Tape(TorchDispatchMode):
         RuntimeError: a value is read on the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: bool = False) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.host, self.operations = host, list[Operation]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket.__name__.startswith(HOST_READS):
+        if not self.host and func.overloadpacket.__name__.startswith(HOST_READS):
             name = func.overloadpacket.__name__
             raise RuntimeError(f"operation not permitted when stream is capturing: {name} reads a value on the host")
         out = self.run(func, args, kwargs)
@@ -78,3 +114,13 @@ class Tape(TorchDispatchMode):
         with enable_reentrant_dispatch(), torch._C._DisableTorchDispatch():  # our own operations use autograd inside
             out = func(*args, **kwargs)
         return tree_map_only(Tensor, torch.Tensor.detach, out)
+
+    def varying(self, inputs: set[int]) -> list[bool]:
+        """Which operations a repetition needs: those that draw at random or depend on these places, whose numbers change."""
+        found, places = list[bool](), set(inputs)
+        for operation in self.operations:
+            random = torch.Tag.nondeterministic_seeded in operation.func.tags
+            found.append(random or bool(memory((operation.reads, operation.makes)) & places))
+            if found[-1]:
+                places |= memory(operation.out)
+        return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .record import Index, Node, UnknownError, flat, unflat
+from .nodes import Index, Node, UnknownError, flat, unflat
 
 LARGE = 16384
 MOST_WHOLE = 1 << 17

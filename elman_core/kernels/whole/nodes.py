@@ -1,7 +1,7 @@
-"""Record one step of a model, T = 1 and B = 1, as pointwise operations and reductions, whatever its variant.
+"""A recorded step of a model, T = 1 and B = 1, as pointwise operations and reductions, whatever its variant.
 
-The step runs once, on a processor and in plain PyTorch. Every operation that depends on the token or on a state becomes a
-`Node`; whatever depends on weights alone is a constant. An operation without a rule here raises `UnknownError`.
+Every operation that depends on the token or on a state becomes a `Node`; whatever depends on weights alone is a constant. An
+operation without a rule here raises `UnknownError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from elman_core.kernels.program.tape import POINTWISE, SAME, Operation, Tape, memory
 
 Index = list[str]
 """C expressions, one for each dimension."""
@@ -280,22 +282,15 @@ def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
 
 
 _POINTWISE = {
-    "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}", "abs": "fabsf({0})", "exp": "expf({0})",
-    "log": "logf({0})", "expm1": "expm1f({0})", "log1p": "log1pf({0})", "tanh": "tanhf({0})", "sigmoid": "sigmoid({0})",
-    "silu": "{0} * sigmoid({0})", "relu": "fmaxf({0}, 0.f)", "sqrt": "sqrtf({0})", "rsqrt": "1.f / sqrtf({0})",
-    "reciprocal": "1.f / {0}", "square": "{0} * {0}", "rsub": "{1} - {0}", "addcmul": "{0} + {1} * {2}",
-    "lerp": "{0} + {2} * ({1} - {0})", "log_sigmoid_forward": "-softplus(-{0})", "softplus": "softplus({0})",
-    "maximum": "fmaxf({0}, {1})", "minimum": "fminf({0}, {1})", "clamp_min": "fmaxf({0}, {1})",
-    "clamp_max": "fminf({0}, {1})", "where": "{0} != 0.f ? {1} : {2}", "eq": "{0} == {1} ? 1.f : 0.f",
-    "ne": "{0} != {1} ? 1.f : 0.f", "lt": "{0} < {1} ? 1.f : 0.f", "le": "{0} <= {1} ? 1.f : 0.f",
-    "gt": "{0} > {1} ? 1.f : 0.f", "ge": "{0} >= {1} ? 1.f : 0.f",
+    **POINTWISE, "expm1": "expm1f({0})", "log1p": "log1pf({0})", "rsub": "{1} - {0}", "lerp": "{0} + {2} * ({1} - {0})",
+    "log_sigmoid_forward": POINTWISE["log_sigmoid"], "clamp_min": "fmaxf({0}, {1})", "clamp_max": "fminf({0}, {1})",
+    "where": "{0} != 0.f ? {1} : {2}", "eq": "{0} == {1} ? 1.f : 0.f", "ne": "{0} != {1} ? 1.f : 0.f",
+    "lt": "{0} < {1} ? 1.f : 0.f", "le": "{0} <= {1} ? 1.f : 0.f", "gt": "{0} > {1} ? 1.f : 0.f",
+    "ge": "{0} >= {1} ? 1.f : 0.f",
 }  # fmt: skip
-_SAME = (
-    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "alias", "detach", "clone", "_to_copy", "lift_fresh",
-)  # fmt: skip
 _RULES: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(_elementwise, form) for name, form in _POINTWISE.items()},
-    **{name: lambda shape, x, *_: _reshaped(x, shape) for name in _SAME},
+    **{name: lambda shape, x, *_: _reshaped(x, shape) for name in SAME},
     "add": _added,
     "expand": lambda shape, x, *_: _view(x, shape, lambda i: _broadcast(i, x.shape)),
     "permute": _permute, "transpose": _transpose, "t": lambda _shape, x: _turned(x),
@@ -323,53 +318,40 @@ _PARTS: dict[str, Callable[..., list[Node]]] = {
 _LAYOUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "implicit"}
 
 
-class Recorder(TorchDispatchMode):
-    """Inside it, operations on tensors that have a node make nodes."""
+class Nodes:
+    """The nodes of the tensors of a recorded step.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._nodes = dict[int, tuple[Tensor, Node | None]]()  # which keeps the tensors, and so their ids
+    Args:
+        inputs: what differs from step to step, with the names of the leaves.
 
-    def set(self, x: Tensor, node: Node | None) -> None:
-        """Give x a node; None for one that nothing may read."""
-        self._nodes[id(x)] = x, node
+    Raises:
+        UnknownError: the step does something that has no rule.
+    """
 
-    def node(self, x: Tensor) -> Node:
+    def __init__(self, tape: Tape, inputs: Sequence[tuple[Tensor, Any]]) -> None:
+        self._nodes: dict[int, Node | None] = {id(x): Node(tuple(x.shape), leaf=leaf) for x, leaf in inputs}
+        for operation, varies in zip(tape.operations, tape.varying(memory(inputs)), strict=True):
+            if varies:
+                self._add(operation)
+
+    def of(self, x: Tensor) -> Node:
         """The node of a tensor; a constant's where it has none."""
         if id(x) not in self._nodes:
-            if x.dim() == 0:
-                return number(x.item())
-            self.set(x, Node(tuple(x.shape), leaf=x.detach()))
-        if (found := self._nodes[id(x)][1]) is None:
+            self._nodes[id(x)] = Node(tuple(x.shape), leaf=x.detach()) if x.dim() else number(x.item())
+        if (found := self._nodes[id(x)]) is None:
             raise UnknownError("a result that only a backward reads")
         return found
 
-    def _variable(self, x: Any) -> bool:
-        return (
-            isinstance(x, Tensor)
-            and id(x) in self._nodes
-            and not ((n := self._nodes[id(x)][1]) is not None and n.constant)
-        )
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = func.overloadpacket.__name__.rstrip("_")
-        reads = not name.startswith("new_") and not name.endswith("_like")  # else it reads a shape
-        if not (
-            reads and any(self._variable(x) for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg]))
-        ):
-            for x in out if isinstance(out, list | tuple) else [out]:
-                self._nodes.pop(id(x), None)  # a constant that was changed in place
-            return out
-        keywords = {k: v for k, v in kwargs.items() if k not in _LAYOUT}
+    def _add(self, operation: Operation) -> None:
+        func, args, kwargs, out = operation
+        name, keywords = operation.name, kwargs.keys() - _LAYOUT
         several = isinstance(out, list | tuple)
         first = out[0] if several else out
         cut = name == "_to_copy" and not first.is_floating_point()
-        if cut or keywords or not isinstance(first, Tensor) or (name not in _RULES and name not in _PARTS):
+        known = func.namespace == "aten" and (name in _RULES or name in _PARTS)
+        if cut or keywords or not known or not isinstance(first, Tensor):
             raise UnknownError(" ".join([func.name(), *keywords]))
-        lists = lambda x: [self.node(y) for y in x] if isinstance(x, list) and isinstance(x[0], Tensor) else x  # noqa: E731
-        given = [self.node(x) if isinstance(x, Tensor) else lists(x) for x in args]
+        given = tree_map_only(Tensor, self.of, args)
         try:
             if name in _PARTS:
                 nodes: list[Node | None] = [*_PARTS[name]([tuple(x.shape) for x in out], *given)]
@@ -377,9 +359,7 @@ class Recorder(TorchDispatchMode):
                 nodes = [_RULES[name](tuple(first.shape), *given), *[None] * (len(out) - 1 if several else 0)]
         except (TypeError, IndexError) as error:
             raise UnknownError(f"{func.name()} with {len(args)} arguments") from error
-        for x, node in zip(out if several else [out], nodes, strict=True):
-            self.set(x, node)
-        return out
+        self._nodes |= zip(map(id, out if several else [out]), nodes, strict=True)
 
 
 def record(
@@ -388,16 +368,15 @@ def record(
 ) -> tuple[Node, dict[tuple[int, str], tuple[Node, Node]]]:
     """(logits (V,), {(layer, name): (state before, state after)}) of `step(token (1, 1), states) -> (logits, states)`.
 
+    The step runs once, on a processor and in plain PyTorch.
+
     Raises:
         UnknownError: the step does something that has no rule.
     """
-    recorder = Recorder()
     token = torch.zeros(1, 1, dtype=torch.long)
-    recorder.set(token, Node((1, 1), leaf="token"))
     before = {(i, name): x for i, state in enumerate(states) for name, x in state.items()}
-    for key, x in before.items():
-        recorder.set(x, Node(tuple(x.shape), leaf=key))
-    with recorder:
+    with Tape(host=True) as tape:
         logits, after = step(token, states)
-    made = {key: (recorder.node(x), recorder.node(after[key[0]][key[1]])) for key, x in before.items()}
-    return _reshaped(recorder.node(logits), (logits.numel(),)), made
+    nodes = Nodes(tape, [(token, "token"), *((x, key) for key, x in before.items())])
+    made = {key: (nodes.of(x), nodes.of(after[key[0]][key[1]])) for key, x in before.items()}
+    return _reshaped(nodes.of(logits), (logits.numel(),)), made
