@@ -460,7 +460,16 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
     assert verify_cache.stamp(spec, "host").passed
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), KernelTimeoutError("busy")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        KernelTimeoutError("busy"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        KernelError("kernel e1_dense_cuda_grid_bfloat16_64: launch: out of memory"),
+    ],
+    ids=["memory", "busy", "cublas", "launch"],
+)
 def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, monkeypatch):
     spec, _ = unverified(monkeypatch)
     with pytest.raises(type(error)):

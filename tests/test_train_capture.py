@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from cpu_graph import CpuRecorder
+from cpu_graph import CpuRecorder, _CpuRecording
 from train_helpers import assert_same_bits, checkpoint, losses, manifest, metrics, settings, write_text
 
-from elman_core.registry import ConfigError, DivergedError, KernelError, hookimpl
+from elman_core.registry import ConfigError, DivergedError, KernelError, OutOfMemoryError, hookimpl
 from elman_core.training import modes
 from elman_core.training.hooks import watched
 from elman_core.training.modes import CapturedStep, choose_mode
@@ -146,6 +146,41 @@ def test_a_failed_step_leaves_the_gradient_to_look_at_though_another_was_launche
         DivergedError, match=f"step 6: loss [0-9.]+, gradient norm nan; first not finite: gradient {name}"
     ):
         trainer.fit()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        torch.AcceleratorError("CUDA error: out of memory"),  # of the driver: another process has taken it
+        KernelError("kernel e42_dense_cuda_cluster_bfloat16_192: launch: out of memory"),
+    ],
+    ids=["torch", "driver", "launch"],
+)
+@pytest.mark.parametrize("replays", [0, 3])
+def test_memory_that_runs_out_while_recording_or_replaying_ends_the_run_and_the_checkpoint_goes_on(
+    replays, error, text, tmp_path, monkeypatch
+):
+    """It does not say that the step cannot be captured."""
+    sets = ("train.save_every=2",)
+    eager(text, tmp_path / "whole", *sets).fit()
+    trainer = captured(eager(text, tmp_path / "run", *sets))
+    recorder, replay = trainer.compute.recorder, _CpuRecording.__call__
+
+    def fail(*given):
+        if recorder.replays == replays:
+            raise error
+        return replay(*given)
+
+    monkeypatch.setattr(*((_CpuRecording, "__call__") if replays else (recorder, "record")), fail)
+    with pytest.raises(
+        OutOfMemoryError, match=f"out of memory on cpu in step {modes.WARM + replays + 1}, .*: try train.accu"
+    ):
+        trainer.fit()
+    assert manifest(tmp_path / "run")["status"] == "oom"
+    monkeypatch.undo()
+    resume(tmp_path / "run", quiet=True).fit()
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_what_the_host_must_read_is_refused_by_name_or_said_and_run_eager(text, tmp_path, caplog):

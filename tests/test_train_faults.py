@@ -348,10 +348,15 @@ ERRORS = [
     torch.cuda.OutOfMemoryError("CUDA out of memory"),
     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"),
     MemoryError(),
+    # Another process has taken the memory of a GPU: as the driver, cuBLAS, Triton and a kernel's launch say it.
+    torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    KernelError("kernel e42_dense_cuda_cluster_bfloat16_192: launch: out of memory"),
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu", "python"])
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu", "python", "driver", "cublas", "triton", "kernel"])
 @pytest.mark.parametrize(
     ("sets", "advice"),
     [

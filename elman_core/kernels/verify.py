@@ -30,7 +30,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from elman_core.registry.checks import one_line
+from elman_core.registry.checks import one_line, ran_out
 from elman_core.registry.errors import KernelError, KernelTimeoutError
 from elman_core.storage import read_json
 
@@ -147,7 +147,7 @@ def verify(
 
     Raises:
         KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
-        KernelTimeoutError, torch.OutOfMemoryError: from a case; the kernel may be right or wrong.
+        KernelTimeoutError, or an error that memory `ran_out`: from a case; the kernel may be right or wrong.
     """
     if target not in spec.backends:
         known = ", ".join(spec.backends) or "none"
@@ -173,11 +173,11 @@ def verify(
                 if opcheck and kind not in checked and elements <= _OPCHECK_ELEMENTS:
                     checked.add(kind)
                     _opcheck(spec, "cuda" if target == "emulated" else target, case, inputs)
-            except (KernelTimeoutError, torch.OutOfMemoryError):  # say nothing about the kernel
-                raise
             except InputsError as error:
                 report.unsuitable.append(f"{case}: {error}")
             except Exception as error:  # every fault of a kernel belongs in its report
+                if isinstance(error, KernelTimeoutError) or ran_out(error):  # says nothing about the kernel
+                    raise
                 report.faults.append(f"{case}: {one_line(error)}")
             report.cases = number
             if progress is not None:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from elman_core.registry.checks import ran_out
+
 
 @dataclass(frozen=True)
 class HostCopy:
@@ -83,13 +85,13 @@ def try_to_record(
     """`recorder.record(run, generators)`, or why it cannot be recorded.
 
     Raises:
-        torch.OutOfMemoryError: recording ran out of memory, which does not mean that `run` cannot be recorded.
+        RuntimeError: recording ran out of memory (`ran_out`), which does not mean that `run` cannot be recorded.
     """
     try:
         return recorder.record(run, generators)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if ran_out(error):
+            raise
         return error
 
 

@@ -37,10 +37,14 @@ def one_line(error: BaseException) -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error of Python or torch says that the memory of a device or of the machine is full."""
+    """Whether an error says that the memory of a device or of the machine is full: one of Python, of torch or a library below
+    it (another process may have taken what they wanted to allocate), or of a kernel's launch."""
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, ElmanError):
+        return said.endswith(": out of memory")
     of_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-    of_torch |= isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return (of_torch or isinstance(error, MemoryError)) and not isinstance(error, ElmanError)
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+    return of_torch or isinstance(error, MemoryError) or any(word in said for word in words)
 
 
 @contextlib.contextmanager

@@ -120,6 +120,7 @@ def _reported(
 def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     """The error to raise instead of `error`, with remedies, cheapest first. Frees the memory of the failed step."""
     used, train, ranks = memory_in_use(run.device), run.settings.train, run.ranks.size
+    step = run.step + len(run.launched) + 1  # memory is allocated as a step is launched, ahead of those that are read
     traceback.clear_frames(error.__traceback__)
     run.optimizer.zero_grad()
     if run.device.type == "cuda":
@@ -134,9 +135,7 @@ def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     }
     left = [setting for setting, helps in remedies.items() if helps]
     words = f"try {', '.join(left)}" if left else "lower train.batch_size or train.chunk_size, or use a smaller model"
-    return OutOfMemoryError(
-        f"out of memory on {run.device} in step {run.step + 1}, {used / 2**20:,.0f} MiB in use: {words}"
-    )
+    return OutOfMemoryError(f"out of memory on {run.device} in step {step}, {used / 2**20:,.0f} MiB in use: {words}")
 
 
 def gpu_is_lost(device: torch.device, error: BaseException) -> bool:
