@@ -38,6 +38,7 @@ def written_by(name):
 
 VARIANTS = sorted(list_variants())
 KINDS = sorted({written_by(v): v for v in VARIANTS}.values())  # the contract has each variant's states and steps
+OF_EACH_KIND = ["e1", "e65", "lstm", "e88", "e2", "e23", "transformer", "mamba2"]  # of state, for what takes seconds
 CONSTANT, CONSTANT_KINDS = (
     [v for v in some if all(m.state_growth == "constant" for m in mixers(v))] for some in (VARIANTS, KINDS)
 )

@@ -19,10 +19,9 @@ from collections import Counter
 from pathlib import Path
 
 import transformers
-from hf_helpers import VARIANTS, width
+from hf_helpers import OF_EACH_KIND, VARIANTS, width
 
 RESULT = Path(__file__).with_suffix(".json")
-OF_EACH_KIND = ["e1", "e65", "lstm", "e88", "e2", "e23", "transformer", "mamba2"]
 FEW = [
     "test_save_load", "test_keep_in_fp32_modules", "test_can_init_all_missing_weights", "test_batching_equivalence",
     "test_training_gradient_checkpointing", "test_causal_lm_loss_honors_shift_labels", "test_problem_types",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broken_plugins import leave_installed
@@ -65,12 +66,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_commands_in_the_text_exist_with_their_flags(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    from commands import commands
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    """The commands, which take longer to make than a page to read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        from commands import commands
 
-    known = commands()
+        return commands()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_in_the_text_exist_with_their_flags(page: Path, known: dict[str, Any]) -> None:
     text = page.read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL) for line in block.splitlines()]
     lines += re.findall(r"`(elman [a-z][^`]*)`", text)

@@ -6,7 +6,7 @@ import hf_helpers
 import pytest
 import torch
 import torch._inductor.config
-from hf_helpers import CONSTANT, CONSTANT_KINDS, GREEDY, PROMPT, TEXT, every_kind, tiny
+from hf_helpers import CONSTANT, CONSTANT_KINDS, GREEDY, OF_EACH_KIND, PROMPT, TEXT, every_kind, tiny
 from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipeline
 
 from elman_core.generation import ByteIteratorStreamer
@@ -143,7 +143,7 @@ def test_drafts_change_no_token_in_training_mode():
     )
 
 
-@every_kind
+@pytest.mark.parametrize("variant", OF_EACH_KIND)
 def test_a_traced_model_takes_masks_and_packed_rows(variant):
     model, mask = tiny(variant, depth=1, dtype=torch.float32), torch.ones_like(PROMPT)
     mask[0, :3] = 0
@@ -183,7 +183,7 @@ def compiled_steps(variant, backend):
     return got, expected
 
 
-@pytest.mark.parametrize("variant", CONSTANT)
+@only_constant
 def test_a_decoding_step_is_one_graph_that_is_never_compiled_again(variant):
     assert torch.equal(*compiled_steps(variant, "aot_eager"))
 

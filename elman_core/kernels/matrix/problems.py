@@ -169,11 +169,11 @@ def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
 
 
 _AT_ONCE = ((64, 256), (96, 256), (128, 192), (36, 20), (72, 65), (124, 3))  # N, V of kernels of sixteen steps at once
-# On the host few states, since each is compiled, and none square, which would hide a transposed one.
+# On the host two states, since each is compiled, and none square, which would hide a transposed one.
 _HOST = (
-    ((2, 21, 2, 12, 8), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
-    ((2, 33, 2, 8, 12), "masked packed"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 12, 8), "bare"),
-    ((2, 17, 1, 8, 12), "packed"), ((2, 21, 2, 12, 8), "masked"),
+    ((2, 21, 2, 8, 12), ""), ((2, 1, 1, 4, 3), ""), ((2, 5, 2, 4, 3), "masked"), ((2, 19, 3, 8, 12), ""),
+    ((2, 33, 2, 8, 12), "masked packed"), ((1, 16, 2, 4, 3), "strided"), ((1, 18, 2, 4, 3), "bare"),
+    ((2, 17, 1, 8, 12), "packed"), ((2, 21, 2, 4, 3), "masked"),
 )  # fmt: skip
 PROBLEMS: dict[Target, tuple[Problems, ...]] = {
     "host": tuple(
@@ -189,7 +189,7 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
             words="masked strided bare packed",
             count=30,
         )
-        for dtype, named in ((torch.float64, _HOST), (torch.float32, _HOST[:3]))
+        for dtype, named in ((torch.float64, _HOST), (torch.float32, _HOST[1:3]))
     ),
     "cuda": (
         Problems(
