@@ -5,7 +5,7 @@ import torch
 from cpu_graph import CpuRecorder
 from decoding_helpers import ladder
 
-from elman_core.generation import bursts, in_bursts
+from elman_core.generation import decoder, in_bursts
 from elman_core.registry import ConfigError
 
 PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
@@ -23,7 +23,7 @@ gpu = pytest.mark.gpu
 def device(request, monkeypatch):
     """On a CPU steps are recorded as on a GPU."""
     if request.param == "cpu":
-        monkeypatch.setattr(bursts, "recorder_for", lambda *_: CpuRecorder())
+        monkeypatch.setattr(decoder, "recorder_for", lambda *_: CpuRecorder())
     return request.param
 
 

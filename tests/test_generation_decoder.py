@@ -29,7 +29,7 @@ def recorded(monkeypatch):
         return made[-1]
 
     def use(on):
-        monkeypatch.setattr(loop_module, "recorder_for", recorder if on else lambda *_: None)
+        monkeypatch.setattr(decoder, "recorder_for", recorder if on else lambda *_: None)
         return made
 
     return use
@@ -152,7 +152,7 @@ def test_a_cuda_graph_gives_the_bytes_of_the_plain_loop(variant, how, monkeypatc
     model = ladder(variant).cuda()
     settings = {"max_new_bytes": 200, "num": 2, "how": Sampling(**how), "seed": 3}
     graph = list(generate_bytes(model, PROMPT, **settings))
-    monkeypatch.setattr(loop_module, "recorder_for", lambda *_: None)
+    monkeypatch.setattr(decoder, "recorder_for", lambda *_: None)
     assert graph == list(generate_bytes(model, PROMPT, **settings))
 
 

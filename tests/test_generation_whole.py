@@ -7,7 +7,7 @@ import pytest
 import torch
 from decoding_helpers import ladder
 
-from elman_core.generation import Sampling, generate_bytes, loop, whole
+from elman_core.generation import Sampling, decoder, generate_bytes, loop, whole
 from elman_core.kernels.whole.native import Run
 from elman_core.model import LadderLM
 from elman_core.registry import KernelError, list_variants
@@ -94,8 +94,8 @@ def test_the_loop_writes_the_same_bytes_with_a_program(how, monkeypatch):
     model = ladder("e42")
     given = {"max_new_bytes": 75, "how": how, "seed": 3}
     plain = list(generate_bytes(model, PROMPT, **given))
-    monkeypatch.setattr(loop, "recorder_for", lambda *_: SimpleNamespace(burst=1))
-    monkeypatch.setattr(loop, "program_for", lambda model, _: whole.made(model, blocks=2))
+    monkeypatch.setattr(decoder, "recorder_for", lambda *_: SimpleNamespace(burst=1))
+    monkeypatch.setattr(decoder, "program_for", lambda model, _: whole.made(model, blocks=2))
     monkeypatch.setattr(loop, "least_rows", lambda _: 1)
     assert list(generate_bytes(model, PROMPT, **given)) == plain
     stopped = [row[0] for row in generate_bytes(model, PROMPT, stop={plain[40][0]}, **given)]
@@ -131,7 +131,7 @@ def test_a_gpu_writes_the_text_of_the_recorded_steps(variant, how, monkeypatch):
     given = {"max_new_bytes": 1100, "how": how, "seed": 3}
     text = list(generate_bytes(model, PROMPT, **given))
     assert whole._known[model][1] is not None
-    monkeypatch.setattr(loop, "program_for", lambda *_: None)
+    monkeypatch.setattr(decoder, "program_for", lambda *_: None)
     assert text == list(generate_bytes(model, PROMPT, **given))
 
 
@@ -153,8 +153,8 @@ def test_a_wait_in_vain_ends_and_is_told(monkeypatch):
     model = ladder("e42")
     made = whole.made(model, blocks=3)
     monkeypatch.setitem(made.fixed, "timeout_ns", 1)
-    monkeypatch.setattr(loop, "recorder_for", lambda *_: SimpleNamespace(burst=1))
-    monkeypatch.setattr(loop, "program_for", lambda *_: made)
+    monkeypatch.setattr(decoder, "recorder_for", lambda *_: SimpleNamespace(burst=1))
+    monkeypatch.setattr(decoder, "program_for", lambda *_: made)
     monkeypatch.setattr(loop, "least_rows", lambda _: 1)
     monkeypatch.setenv("EMULATED_STALLED", "3000")
     with pytest.raises(KernelTimeoutError):

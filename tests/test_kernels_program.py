@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
@@ -10,8 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from elman_core import LadderLM
-from elman_core.generation import Sampling, generate_bytes
-from elman_core.generation import loop as loop_module
+from elman_core.generation import Sampling, decoder, generate_bytes
 from elman_core.generation.sampling import choose
 from elman_core.kernels import launch
 from elman_core.kernels.program import recorder as made_in
@@ -155,7 +155,7 @@ def test_a_text_of_a_program_is_that_of_plain_pytorch(variant, module, monkeypat
 
     texts = []
     for recorder in (None, Counting(module)):
-        monkeypatch.setattr(loop_module, "recorder_for", lambda *_, recorder=recorder: recorder)
+        monkeypatch.setattr(decoder, "recorder_for", lambda *_, recorder=recorder: recorder)
         with caplog.at_level(logging.WARNING):
             texts.append(
                 list(generate_bytes(model, b"def ", max_new_bytes=24, num=2, how=Sampling(0.8, 40, 0.9), seed=1))
@@ -189,6 +189,28 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     made_in._wait()
     assert "compiling what decodes on this CPU" in caplog.text
     assert made_in.recorder_when_built().module == "module"
+
+
+def test_of_threads_that_ask_at_once_one_compiles(monkeypatch):
+    both = threading.Barrier(2)
+
+    class Building(list):
+        def __bool__(self):
+            found = len(self) > 0
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # for the other to look, too
+            return found
+
+    building = Building()
+    for name, value in {"_ready": [], "_building": building, "_is_built": lambda: False}.items():
+        monkeypatch.setattr(made_in, name, value)
+    monkeypatch.setattr(made_in, "load_or_warn", lambda *_: "compiler")
+    askers = [threading.Thread(target=made_in.recorder_when_built) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(building) == 1
 
 
 def test_while_a_thread_records_the_others_compute_rows_as_always():

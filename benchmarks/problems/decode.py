@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from harness import Row, Setting
 
-from elman_core.generation import Sampling, generate_bytes, in_bursts
-from elman_core.generation import loop as generation_loop
+from elman_core.generation import Sampling, decoder, generate_bytes, in_bursts
 from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import parse_size
@@ -53,13 +52,13 @@ def build(name: str, setting: Setting) -> LadderForCausalLM:
 
 def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> float:
     """Of the loop behind `elman generate`."""
-    real = generation_loop.recorder_for
+    real = decoder.recorder_for
     os.environ["ELMAN_WHOLE"] = "on" if way == "program" else "off"
-    if way == "program" and generation_loop.program_for(model, count) is None:
+    if way == "program" and decoder.program_for(model, count) is None:
         raise ValueError("this model has no program")
     try:
         if way == "eager":
-            generation_loop.recorder_for = lambda *_: None  # type: ignore[assignment]
+            decoder.recorder_for = lambda *_: None  # type: ignore[assignment]
         rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=HOW, seed=0)
         for _ in range(SKIPPED):
             next(rows)
@@ -67,7 +66,7 @@ def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> f
         came = sum(1 for _ in rows)
         return came * samples / (time.perf_counter() - started)
     finally:
-        generation_loop.recorder_for = real
+        decoder.recorder_for = real
 
 
 def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:

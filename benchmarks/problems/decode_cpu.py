@@ -15,8 +15,7 @@ import torch
 from harness import Row, Setting
 
 from elman_core.cli.generate import SMALL
-from elman_core.generation import generate_bytes
-from elman_core.generation import loop as generation_loop
+from elman_core.generation import decoder, generate_bytes
 from elman_core.kernels import launch
 from elman_core.kernels.program import CpuRecorder
 from elman_core.kernels.program import recorder as programs
@@ -55,8 +54,8 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 def rate(model: object, recorder: CpuRecorder | None, count: int) -> tuple[float, float]:
     """Bytes a second, and a second of processors, after the first ones."""
-    real = generation_loop.recorder_for
-    generation_loop.recorder_for = lambda *_: recorder  # type: ignore[assignment,return-value]
+    real = decoder.recorder_for
+    decoder.recorder_for = lambda *_: recorder  # type: ignore[assignment,return-value]
     try:
         texts = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, how=HOW, seed=0)  # type: ignore[arg-type]
         for _ in range(SKIPPED):
@@ -65,4 +64,4 @@ def rate(model: object, recorder: CpuRecorder | None, count: int) -> tuple[float
         came = sum(1 for _ in texts)
         return came / (time.perf_counter() - wall), came / (time.process_time() - processor)
     finally:
-        generation_loop.recorder_for = real
+        decoder.recorder_for = real

@@ -17,9 +17,8 @@ from elman_core.model import LadderForCausalLM
 from elman_core.model.cache import CACHE
 from elman_core.registry import ConfigError
 
-from .decoder import Decoder, recorder_for
+from .decoder import decode
 from .sampling import Sampling
-from .whole import program_for
 
 _PROCESSORS = {
     "TemperatureLogitsWarper": "temperature",
@@ -69,13 +68,10 @@ def in_bursts(
         )
     seen_BV = torch.zeros(len(input_ids), out.logits.shape[-1], dtype=torch.bool, device=input_ids.device)
     seen_BV.scatter_(1, input_ids, True)
-    recorder, generator = recorder_for(model, budget), _generator(model.device)
-    program = program_for(model, budget) if recorder is not None and len(input_ids) == 1 else None
-    decoder = Decoder(model, cache, out.logits[:, -1], seen_BV, how, generator, recorder, program=program)
     padding = generation_config._pad_token_tensor
     rows: list[list[int]] = []
     ended = [False] * len(input_ids)
-    for drawn in decoder.bytes(budget):
+    for drawn in decode(model, cache, out.logits[:, -1], seen_BV, how, _generator(model.device), budget):
         rows.append([int(padding) if was else token for was, token in zip(ended, drawn, strict=True)])
         ended = [was or token in ends for was, token in zip(ended, drawn, strict=True)]
         if all(ended):

@@ -29,7 +29,7 @@ from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
 from .sampling import Sampling, choose, noise_for
-from .whole import Program, Run, by_name
+from .whole import Program, Run, by_name, program_for
 
 log = logging.getLogger("elman_core")
 
@@ -187,6 +187,21 @@ def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
         return None
     if model.device.type != "cpu":
         return step_graph.recorder_for(model)
-    watched = any(m._forward_hooks or m._forward_pre_hooks or m._compiled_call_impl for m in model.modules())
     fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
-    return recorder_when_built() if fits and not watched else None
+    return recorder_when_built() if fits and not step_graph.is_watched(model) else None
+
+
+def decode(
+    model: LadderForCausalLM,
+    cache: LadderCache | LadderStaticCache,
+    logits_BV: Tensor,
+    seen_BV: Tensor,
+    how: Sampling,
+    generator: torch.Generator,
+    budget: int,
+    padding: int = 0,
+) -> Iterator[list[int]]:
+    """The bytes of a `Decoder` with the recorder and the program that this model and this budget have."""
+    recorder = recorder_for(model, budget)
+    program = program_for(model, budget) if recorder is not None and len(logits_BV) == 1 else None
+    return Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding, program).bytes(budget)

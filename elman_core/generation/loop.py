@@ -16,9 +16,8 @@ from elman_core.model import LadderCache, LadderForCausalLM
 from elman_core.nn import scaled_once
 from elman_core.registry import ConfigError
 
-from .decoder import Decoder, recorder_for
+from .decoder import decode
 from .sampling import Sampling
-from .whole import program_for
 
 
 def prefill_chunk(device: torch.device) -> int:
@@ -120,9 +119,7 @@ def _generate(
         if num + padding > 1:
             cache.batch_repeat_interleave(num + padding)
             logits_BV = logits_BV.expand(num, -1)
-        recorder = recorder_for(model, budget)
-        program = program_for(model, budget) if recorder is not None and num == 1 else None
-        for row in Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding, program).bytes(budget):
+        for row in decode(model, cache, logits_BV, seen_BV, how, generator, budget, padding):
             ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
             if all(ended):
                 return

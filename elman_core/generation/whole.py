@@ -25,6 +25,7 @@ from elman_core.kernels.whole.native import Program, Run, State
 from elman_core.kernels.whole.nodes import UnknownError, record
 from elman_core.kernels.whole.source import write
 from elman_core.model import LadderCache, LadderForCausalLM
+from elman_core.model.step_graph import is_watched
 from elman_core.registry import KernelError
 
 log = logging.getLogger("elman_core")
@@ -47,9 +48,8 @@ def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
     if os.environ.get("ELMAN_WHOLE") != "on":  # until it has been measured on a GPU
         return None
     weight = model.model.embed_tokens.weight
-    watched = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    fits = weight.is_cuda and weight.dtype in DTYPES and model.config.vocab_size <= MOST_CLASSES and not watched
-    return made(model) if fits and (budget >= PAYS or model in _known) else None
+    fits = weight.is_cuda and weight.dtype in DTYPES and model.config.vocab_size <= MOST_CLASSES
+    return made(model) if fits and not is_watched(model) and (budget >= PAYS or model in _known) else None
 
 
 def made(model: LadderForCausalLM, **how: Any) -> Program | None:

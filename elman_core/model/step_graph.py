@@ -96,6 +96,11 @@ def has_one_size(model: Any) -> bool:
     return constant and len({p.device for p in model.parameters()}) == 1
 
 
+def is_watched(model: Any) -> bool:
+    """Whether a module has hooks or is compiled: then code of others sees every step, which no program repeats."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._compiled_call_impl for m in model.modules())
+
+
 def recorder_for(model: Any) -> Recorder | None:
     """The recorder of a generation's steps on a GPU; None where they cannot be recorded."""
     return CudaRecorder(model.device) if model.device.type == "cuda" and has_one_size(model) else None

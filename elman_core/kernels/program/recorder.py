@@ -203,6 +203,7 @@ def _put(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 _ready: list[Any] = []
 _building: list[threading.Thread] = []
+_one_at_a_time = threading.Lock()
 
 
 def recorder_when_built() -> CpuRecorder | None:
@@ -217,12 +218,13 @@ def recorder_when_built() -> CpuRecorder | None:
         if (found := load_or_warn(what, lambda: launch.opened(extension(), FAMILY))) is not None:
             _ready.append(found)
 
-    if not _ready and (mode() == "require" or _is_built()):
-        prepare()
-    elif not _ready and not _building:
-        _building.append(threading.Thread(target=prepare, daemon=True))
-        _building[0].start()
-        atexit.register(_wait)
+    with _one_at_a_time:
+        if not _ready and (mode() == "require" or _is_built()):
+            prepare()
+        elif not _ready and not _building:
+            _building.append(threading.Thread(target=prepare, daemon=True))
+            _building[0].start()
+            atexit.register(_wait)
     return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
 
 
