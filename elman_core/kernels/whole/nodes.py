@@ -185,32 +185,26 @@ def _turned(x: Node) -> Node:
     return _view(x, x.shape[::-1], lambda i: i[::-1])
 
 
-def _permute(shape: Shape, x: Node, order: Sequence[int]) -> Node:
-    places = [[d % len(order) for d in order].index(d) for d in range(len(order))]
-    return _view(x, shape, lambda i: [i[p] for p in places])
+def _part(x: Node, whole: Tensor, part: Tensor) -> Node:
+    """A view whose dimensions each step along one of `whole`, which is the tensor of x."""
+    at = int(part.storage_offset() - whole.storage_offset())
+    starts, steps = [0] * whole.dim(), dict[int, list[tuple[int, int]]]()
+    walked = sorted((step, d) for d, step in enumerate(whole.stride()) if step and whole.shape[d] > 1)
+    for step, d in reversed(walked):
+        starts[d], at = divmod(at, step)
+    for i, step in enumerate(part.stride()):
+        if step and part.shape[i] > 1:
+            least, d = max((s for s in walked if s[0] <= step), default=(step + 1, 0))
+            if step % least:
+                raise UnknownError("a view across dimensions")
+            steps.setdefault(d, []).append((i, step // least))
 
+    def along(index: Index, d: int) -> str:
+        terms = [index[i] if step == 1 else f"({index[i]} * {step})" for i, step in steps.get(d, [])]
+        terms = [str(starts[d]), *terms] if starts[d] or not terms else terms
+        return terms[0] if len(terms) == 1 else f"({' + '.join(terms)})"
 
-def _transpose(shape: Shape, x: Node, a: int, b: int) -> Node:
-    order = list(range(len(x.shape)))
-    order[a], order[b] = order[b], order[a]
-    return _permute(shape, x, order)
-
-
-def _select(shape: Shape, x: Node, dim: int, at: int) -> Node:
-    dim %= len(x.shape)
-    return _view(x, shape, lambda i: [*i[:dim], str(at % x.shape[dim]), *i[dim:]])
-
-
-def _slice(shape: Shape, x: Node, dim: int = 0, start: int | None = None, _end: Any = None, step: int = 1) -> Node:
-    dim, start = dim % len(x.shape), start or 0
-    start = min(max(start + x.shape[dim] * (start < 0), 0), x.shape[dim])
-    moved = lambda i: f"({start} + {i} * {step})" if step != 1 else f"({start} + {i})" if start else i  # noqa: E731
-    return _view(x, shape, lambda i: [*i[:dim], "0" if x.shape[dim] == 1 else moved(i[dim]), *i[dim + 1 :]])
-
-
-def _split(shapes: Sequence[Shape], x: Node, _sizes: Any, dim: int = 0) -> list[Node]:
-    starts = [sum(s[dim] for s in shapes[:n]) for n in range(len(shapes))]
-    return [_slice(shape, x, dim, start) for shape, start in zip(shapes, starts, strict=True)]
+    return _view(x, tuple(part.shape), lambda index: [along(index, d) for d in range(whole.dim())])
 
 
 def _cat(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
@@ -292,9 +286,7 @@ _RULES: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(_elementwise, form) for name, form in _POINTWISE.items()},
     **{name: lambda shape, x, *_: _reshaped(x, shape) for name in SAME},
     "add": _added,
-    "expand": lambda shape, x, *_: _view(x, shape, lambda i: _broadcast(i, x.shape)),
-    "permute": _permute, "transpose": _transpose, "t": lambda _shape, x: _turned(x),
-    "select": _select, "slice": _slice, "cat": _cat, "stack": _stack,
+    "cat": _cat, "stack": _stack,
     "sum": lambda shape, x, dims=None, _keep=False: _reduced("sum", x, shape, dims),
     "amax": lambda shape, x, dims=None, _keep=False: _reduced("max", x, shape, dims),
     "mean": lambda shape, x, dims=None, _keep=False: pointwise(
@@ -310,10 +302,6 @@ _RULES: dict[str, Callable[..., Node]] = {
     "embedding": lambda shape, table, token: Node(
         shape, lambda value, i: value(table, ["token", i[-1]]), [table, token]
     ),
-}  # fmt: skip
-_PARTS: dict[str, Callable[..., list[Node]]] = {
-    "split": _split, "unsafe_split": _split, "split_with_sizes": _split,
-    "unbind": lambda shapes, x, dim=0: [_select(shape, x, dim, at) for at, shape in enumerate(shapes)],
 }  # fmt: skip
 _LAYOUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "implicit"}
 
@@ -345,21 +333,18 @@ class Nodes:
     def _add(self, operation: Operation) -> None:
         func, args, kwargs, out = operation
         name, keywords = operation.name, kwargs.keys() - _LAYOUT
-        several = isinstance(out, list | tuple)
-        first = out[0] if several else out
+        first, *others = out if isinstance(out, list | tuple) else [out]
+        if name not in SAME and isinstance(first, Tensor) and not operation.makes and not operation.writes:
+            self._nodes |= {id(x): _part(self.of(args[0]), args[0], x) for x in (first, *others)}
+            return
         cut = name == "_to_copy" and not first.is_floating_point()
-        known = func.namespace == "aten" and (name in _RULES or name in _PARTS)
-        if cut or keywords or not known or not isinstance(first, Tensor):
+        if cut or keywords or func.namespace != "aten" or name not in _RULES or not isinstance(first, Tensor):
             raise UnknownError(" ".join([func.name(), *keywords]))
-        given = tree_map_only(Tensor, self.of, args)
         try:
-            if name in _PARTS:
-                nodes: list[Node | None] = [*_PARTS[name]([tuple(x.shape) for x in out], *given)]
-            else:
-                nodes = [_RULES[name](tuple(first.shape), *given), *[None] * (len(out) - 1 if several else 0)]
+            self._nodes[id(first)] = _RULES[name](tuple(first.shape), *tree_map_only(Tensor, self.of, args))
         except (TypeError, IndexError) as error:
             raise UnknownError(f"{func.name()} with {len(args)} arguments") from error
-        self._nodes |= zip(map(id, out if several else [out]), nodes, strict=True)
+        self._nodes |= dict.fromkeys(map(id, others))
 
 
 def record(
