@@ -20,19 +20,17 @@ _LEFT_OUT = frozenset(
 )
 
 
-def standard_library_corpus(folder: Path | None = None) -> Path:
+def standard_library_corpus() -> Path:
     """The corpus as a file of documents, each ended by 0x1e. Written on the first call, in one rename.
 
-    Modules are in order of their paths; tests and tables of character sets are left out, as is anything not UTF-8.
-
-    Args:
-        folder: where to keep it; the cache by default.
+    It is kept in the cache. Modules are in order of their paths; tests, tables of character sets and what is not UTF-8 are left
+    out.
 
     Raises:
         DataError: this Python carries no source text. StorageError: the file cannot be written.
     """
     version = f"{platform.python_implementation().lower()}-{platform.python_version()}"
-    path = (folder or cache_dirs()[0] / "corpora") / f"{version}-standard-library.txt"
+    path = cache_dirs()[0] / "corpora" / f"{version}-standard-library.txt"
     if path.exists():
         return path
     source = Path(sysconfig.get_paths()["stdlib"])
@@ -58,13 +56,6 @@ def documents(folder: Path) -> Iterator[bytes]:
         folders[:] = sorted(f for f in folders if f not in _LEFT_OUT)
         for name in sorted(f for f in files if f.endswith(".py")):
             text = (Path(place) / name).read_bytes()
-            if text.strip() and SEPARATOR not in text and b"\0" not in text and _is_utf8(text):
+            is_utf8 = text.decode(errors="ignore").encode() == text
+            if text.strip() and SEPARATOR not in text and b"\0" not in text and is_utf8:
                 yield text
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

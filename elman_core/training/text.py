@@ -52,7 +52,9 @@ class Part:
                 raise ConfigError(f"the weight of {rest} is {weight}: a weight is above 0")
         require_text(self.value)
         self.file: ByteFile | PackedFile | None = None
-        if Path(self.value).expanduser().exists() or not _is_source(self.value.partition(":")[0]):
+        name = self.value.partition(":")[0]
+        is_source = name in extensions("sources") or name in known("sources")
+        if Path(self.value).expanduser().exists() or not is_source:
             self.file = open_file(self.value)
             self.value = str(self.file.path.resolve())
 
@@ -180,10 +182,6 @@ def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, A
         )
     if "heldout_file" in actual and actual["heldout_file"] != expected.get("heldout_file"):
         raise DataError("data.heldout_file is not the text that this run was evaluated on: restore it")
-
-
-def _is_source(name: str) -> bool:
-    return name in extensions("sources") or name in known("sources")
 
 
 def _is_number(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from pathlib import Path
 
 
@@ -24,9 +23,9 @@ def available(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/
 
 def resident() -> int:
     """The most bytes of memory that this process has had at one time."""
-    try:
-        return _field(Path("/proc/self/status"), "VmHWM") or 0  # not ru_maxrss, which counts what the parent had
-    except OSError:
+    try:  # not ru_maxrss, which counts what the parent had
+        return 1024 * int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
         import resource
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -42,9 +41,3 @@ def _left(group: Path) -> float:
         return math.inf if most == "max" else int(most) - used + int(stat.get("inactive_file", 0))
     except (OSError, ValueError):
         return math.inf
-
-
-def _field(path: Path, name: str) -> int | None:
-    """A line like `MemAvailable:  12 kB` of a file, in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return 1024 * int(found[1]) if found else None

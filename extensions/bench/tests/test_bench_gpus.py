@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from elman_bench.cli._schedule import local_places
+from elman_bench.cli._schedule import places
 from elman_bench.jobs import gpus as gpus_module
 from elman_bench.jobs import slots as slots_module
 from elman_bench.jobs.gpus import Gpu, GpuLostError, Look, busy, choose
@@ -155,7 +155,7 @@ def test_the_users_number_of_threads_is_what_torch_uses(monkeypatch):
     environment = {**os.environ, **CpuSlots(1).take(1, "a").env}
     code = "import torch; print(torch.get_num_threads())"
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "1\n"
-    assert local_places("none", "", 2).words == "2 jobs at once on the CPU, 1 thread each"
+    assert places("local", "none", "", 2).words == "2 jobs at once on the CPU, 1 thread each"
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     assert slots_module.threads(8)["MKL_NUM_THREADS"] == "2", "the user's own stay"
 

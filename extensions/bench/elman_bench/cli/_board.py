@@ -76,7 +76,7 @@ class Board:
         for name in ("job", "status", "where"):  # a long name must not lose its end, which tells it apart
             table.add_column(name, no_wrap=True)
         table.add_column("")
-        for state in sorted(self.states, key=_rank)[: max(3, self.console.size.height - 4)]:
+        for state in sorted(self.states, key=lambda state: _rank(state.status))[: max(3, self.console.size.height - 4)]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
             status = Text(printable(state.status) + contended, _STYLES.get(state.status, "red"))
@@ -109,13 +109,10 @@ class Board:
 def summary(states: Sequence[State]) -> str:
     """ "2 running, 3 waiting, 5 ok"."""
     counts = Counter(state.status.partition("@")[0] for state in states)
-    return ", ".join(f"{counts[status]} {status}" for status in sorted(counts, key=_order))
+    return ", ".join(f"{counts[status]} {status}" for status in sorted(counts, key=_rank))
 
 
-def _rank(state: State) -> int:
-    return _order(state.status.partition("@")[0])
-
-
-def _order(status: str) -> int:
+def _rank(status: str) -> int:
     """Its place in tables; a status of another version comes first."""
-    return _ORDER.index(status) if status in _ORDER else -1
+    kind = status.partition("@")[0]
+    return _ORDER.index(kind) if kind in _ORDER else -1

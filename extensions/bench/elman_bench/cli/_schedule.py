@@ -48,31 +48,22 @@ def places(on: str, gpus: str, avoid: str, slots: int | None, share: int = 1) ->
         share: jobs on each GPU of this machine at once. Above 1, their speeds are marked as contended.
 
     Raises:
-        ConfigError: flags exclude each other, a GPU does not exist, or there is no such executor or cluster.
-    """
-    from elman_core.extension import ConfigError, load_extension
-
-    if on == "local":
-        return local_places(gpus, avoid, slots, share)
-    if gpus not in ("auto", "none") or avoid or slots is not None:
-        raise ConfigError(
-            f"with --on {on}, the cluster chooses the GPUs: --gpus takes auto or none, and --avoid and --slots cannot be used"
-        )
-    executor = load_extension("executors", on)(gpus=None if gpus == "auto" else False)
-    return Places(executor, executor.words, executor.uses_gpus)
-
-
-def local_places(gpus: str, avoid: str, slots: int | None, share: int = 1) -> Places:
-    """The slots of this machine.
-
-    Raises:
-        ConfigError: a GPU does not exist, or the driver cannot be queried.
+        ConfigError: flags exclude each other, a GPU does not exist or its driver does not answer, or there is no such executor
+            or cluster.
     """
     from elman_bench.jobs.gpus import choose, monitor
     from elman_bench.jobs.local import LocalExecutor
     from elman_bench.jobs.slots import CpuSlots, GpuSlots, threads
-    from elman_core.extension import ConfigError
+    from elman_core.extension import ConfigError, load_extension
 
+    if on != "local":
+        if gpus not in ("auto", "none") or avoid or slots is not None:
+            raise ConfigError(
+                f"with --on {on}, the cluster chooses the GPUs: --gpus takes auto or none, and --avoid and --slots cannot be "
+                "used"
+            )
+        executor = load_extension("executors", on)(gpus=None if gpus == "auto" else False)
+        return Places(executor, executor.words, executor.uses_gpus)
     driver = None if gpus == "none" else monitor()
     found = driver.gpus() if driver else []
     chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
@@ -88,11 +79,10 @@ def local_places(gpus: str, avoid: str, slots: int | None, share: int = 1) -> Pl
         raise ConfigError(
             "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
         )
-    places = CpuSlots(slots)
-    each = threads(places.threads)["OMP_NUM_THREADS"]
-    jobs, each = f"{places.count} job{'s' if places.count > 1 else ''}", f"{each} thread{'' if each == '1' else 's'}"
-    words = f"{jobs} at once on the CPU, {each} each"
-    return Places(LocalExecutor(places), words, False)
+    cpu = CpuSlots(slots)
+    each = threads(cpu.threads)["OMP_NUM_THREADS"]
+    jobs, each = f"{cpu.count} job{'s' if cpu.count > 1 else ''}", f"{each} thread{'' if each == '1' else 's'}"
+    return Places(LocalExecutor(cpu), f"{jobs} at once on the CPU, {each} each", False)
 
 
 def carry_out(

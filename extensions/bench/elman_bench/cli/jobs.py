@@ -96,15 +96,8 @@ def status(
         for job, state in zip(jobs, states, strict=True):
             _look(job, state)
     if json:
-        print(
-            dump(
-                {
-                    "folder": str(folder),
-                    "scheduler": held,
-                    "jobs": [_facts(j, s) for j, s in zip(jobs, states, strict=True)],
-                }
-            )
-        )
+        listed = [_facts(job, state) for job, state in zip(jobs, states, strict=True)]
+        print(dump({"folder": str(folder), "scheduler": held, "jobs": listed}))
         return
     from ._board import Board, summary
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from elman_core.extension import write_json
 
@@ -30,7 +29,7 @@ def main(arguments: list[str]) -> int:
     locks = [int(fd) for fd in fds.split(",") if fd]
     # The group gets the scheduler's signals. A handler, unlike SIG_IGN, is not inherited by the command.
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, _wait_for_the_command)
+        signal.signal(signum, lambda *_: None)
     _adopt()
     started = time.time()
     try:
@@ -44,10 +43,6 @@ def main(arguments: list[str]) -> int:
         _end_leftovers()
     write_json(Path(exit_file), {"exit_code": code, "started": started, "ended": time.time()})
     return code
-
-
-def _wait_for_the_command(_signum: int, _frame: Any) -> None:
-    return
 
 
 def _adopt() -> None:

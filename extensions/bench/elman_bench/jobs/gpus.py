@@ -135,7 +135,7 @@ class Nvml:
                 uuid, name = n.nvmlDeviceGetUUID(handle), n.nvmlDeviceGetName(handle)
                 found.append(Gpu(index, uuid, name, int(n.nvmlDeviceGetMemoryInfo(handle).total)))
             except n.NVMLError as error:  # a broken GPU does not hide the others
-                if not self._is_lost(error):
+                if error.value not in (n.NVML_ERROR_GPU_IS_LOST, n.NVML_ERROR_RESET_REQUIRED, n.NVML_ERROR_UNKNOWN):
                     raise
         return found
 
@@ -183,10 +183,6 @@ class Nvml:
             ):
                 return None
             raise
-
-    def _is_lost(self, error: Any) -> bool:
-        n = self._nvml
-        return error.value in (n.NVML_ERROR_GPU_IS_LOST, n.NVML_ERROR_RESET_REQUIRED, n.NVML_ERROR_UNKNOWN)
 
 
 @functools.cache

@@ -79,11 +79,7 @@ class Comparison:
     @property
     def decisive(self) -> Interval | None:
         """The interval behind the verdict: held out over seeds; else loss over seeds; else that of the first pair."""
-        if self.heldout is not None:
-            return self.heldout
-        if self.loss is not None:
-            return self.loss
-        return self.pairs[0].loss if self.pairs else None
+        return self.heldout or self.loss or (self.pairs[0].loss if self.pairs else None)
 
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:

@@ -1,7 +1,7 @@
 """A suite's report: one HTML file that opens anywhere without a network. Everything is inside; nothing is fetched.
 
 Its content comes from the run folders alone. A short script sorts tables and switches the theme; without it, and on paper, the
-page reads the same. Pictures need matplotlib; without it the tables stand alone, and a line says what to install.
+page reads the same.
 """
 
 from __future__ import annotations
@@ -96,13 +96,10 @@ def _overview(runs: Sequence[Run], created: Any) -> str:
     ended = max((str(run.manifest.get("ended") or "") for run in runs), default="")
     places = sorted({hardware(run) for run in runs if run.manifest.get("hardware")})
     parts = [", ".join(f"{n} {word}" for word, n in counts.items())]
-    parts += [f"{what} {_minute(when)}" for what, when in (("created", created), ("last run ended", ended)) if when]
+    for what, when in (("created", created), ("last run ended", ended)):
+        to_the_minute = re.sub(r"T(\d\d:\d\d).*", r" \1 UTC", str(when))
+        parts += [f"{what} {to_the_minute}"] if when else []
     return f"{len(runs)} runs: {' · '.join([*parts, *places])}"
-
-
-def _minute(when: Any) -> str:
-    """A time as manifests have it, to the minute."""
-    return re.sub(r"T(\d\d:\d\d).*", r" \1 UTC", str(when))
 
 
 def _section(group: Group, every: Group) -> dict[str, Any]:

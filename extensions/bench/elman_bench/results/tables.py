@@ -160,20 +160,14 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]
     return lines
 
 
-def ruled(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
-    """Lines of a table in Markdown."""
-    return [
-        "| " + " | ".join(names) + " |",
-        "|" + "|".join("---:" if number else "---" for number in numbers) + "|",
-        *("| " + " | ".join(markdown_text(cell) for cell in row) + " |" for row in cells),
-    ]
-
-
 def markdown(results: Results, by_model: bool = False) -> str:
     """The table in Markdown."""
     blocks = []
     for group in results.groups:
-        lines = [f"**{markdown_text(heading(group))}**", "", *ruled(*_cells(group, by_model))]
+        names, cells, numbers = _cells(group, by_model)
+        lines = [f"**{markdown_text(heading(group))}**", "", "| " + " | ".join(names) + " |"]
+        lines.append("|" + "|".join("---:" if number else "---" for number in numbers) + "|")
+        lines += ["| " + " | ".join(map(markdown_text, row)) + " |" for row in cells]
         lines += ["", *(f"- {markdown_text(n)}" for n in group.notes)] if group.notes else []
         blocks.append("\n".join(lines))
     if results.differences:

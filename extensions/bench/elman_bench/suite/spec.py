@@ -178,7 +178,7 @@ def _tuned(tree: Mapping[str, Any], where: str) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(
                 f"{where}tuned: {key} {hint}.{did_you_mean(key, TUNABLE)} These can be tuned: {', '.join(TUNABLE)}, {OPTION}*"
             )
-        found[key] = tuple(_as_list(values))
+        found[key] = tuple(values if isinstance(values, list) else [values])
         if not found[key]:
             raise ConfigError(f"{where}tuned: {key} has no values")
     return found
@@ -215,10 +215,6 @@ def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
     if given < 1:
         raise ConfigError(f"{where}seeds is at least 1")
     return given
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _is_count(value: Any) -> bool:
