@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
+    from .generation.decoder import recorder_for
     from .generation.loop import least_rows, prefill_chunk
+    from .generation.step import batched_step
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST
+    from .kernels.program import CpuRecorder
     from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
-    from .model.step_graph import GraphedStep, recorder_for
+    from .model.step_graph import GraphedStep
     from .model.tokenizer import load_tokenizer, vocabulary_texts
     from .nn import scaled_once
     from .nn.layers import resolve_pattern

@@ -14,6 +14,7 @@ from elman_core import LadderLM
 from elman_core.generation import Sampling, decoder, generate_bytes
 from elman_core.generation.sampling import choose
 from elman_core.kernels import launch
+from elman_core.kernels.program import Batch, Recorded, RowsProgram
 from elman_core.kernels.program import recorder as made_in
 from elman_core.kernels.program.recorder import CpuRecorder
 from elman_core.kernels.runtime import row_by_row, spare_rows
@@ -115,17 +116,6 @@ def test_a_program_draws_the_class_that_plain_pytorch_draws(how, module):
     assert found[1][7] == shown[7] == -1
 
 
-def test_a_row_of_a_product_has_the_same_bits_whatever_is_beside_it(module):
-    x, w = torch.randn(9, 70), torch.randn(50, 70)
-    found = []
-    for rows in (1, 3, 9):
-        y, held = torch.zeros(rows, 50), x[:rows].clone()
-        CpuRecorder(module).record(lambda y=y, held=held: y.copy_(F.linear(held.mul_(1), w)))()
-        found.append(y[0].clone())
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
 def test_a_wrong_instruction_and_work_that_is_not_listed_are_found(module, monkeypatch):
     x, y, hidden = torch.ones(8), torch.zeros(8), [1.0]
 
@@ -157,11 +147,45 @@ def test_a_text_of_a_program_is_that_of_plain_pytorch(variant, module, monkeypat
     for recorder in (None, Counting(module)):
         monkeypatch.setattr(decoder, "recorder_for", lambda *_, recorder=recorder: recorder)
         with caplog.at_level(logging.WARNING):
-            texts.append(
-                list(generate_bytes(model, b"def ", max_new_bytes=24, num=2, how=Sampling(0.8, 40, 0.9), seed=1))
-            )
-    assert texts[0] == texts[1]
-    assert len(made) == 1, caplog.text
+            for num in (1, 2, 7):
+                how = {"num": num, "how": Sampling(0.8, 40, 0.9), "seed": 1}
+                texts.append(list(generate_bytes(model, b"def ", max_new_bytes=24, **how)))
+    assert texts[:3] == texts[3:]
+    assert not caplog.messages
+    assert len(made) == 2 + 3, "the step once for all, and each draw"
+
+
+def test_a_program_serves_any_number_of_rows_with_the_same_bits_or_is_refused(module):
+    random = torch.Generator().manual_seed(0)
+    w, b = torch.randn(70, 70, generator=random), torch.randn(70, generator=random)
+
+    def recorded(rows, function):
+        x, y = torch.randn(rows, 70, generator=random), torch.zeros(rows, 70)
+        return Recorded(CpuRecorder(module).record(lambda: y.copy_(function(x.mul_(1)))), [x, y])
+
+    def step(x):  # memory with offsets and in another order, numbers of no row, operations without instructions
+        spread = torch.stack([F.linear(x, w, b), x.roll(1, -1)]).transpose(0, 1)[:, 1:]
+        return torch.cat([spread[:, 0].cumsum(-1)[:, :30], (x @ w).tanh()[:, :40]], 1) + w.exp().mean(0)
+
+    program = RowsProgram(recorded(2, step), recorded(3, step))
+    x, found = torch.randn(9, 70, generator=random), []
+    batch = Batch(program, 9)
+    for rows in (9, 1, 6):
+        batch.given[0][:rows] = x[:rows]
+        batch.run(rows)
+        torch.testing.assert_close(batch.given[1][:rows], step(x[:rows]), rtol=1e-5, atol=1e-4)
+        found.append(batch.given[1][0].clone())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    for uneven, said in (
+        (lambda x: x + len(x), "its numbers"),
+        (lambda x: torch.add(x, x, alpha=len(x)), "its numbers"),
+        (lambda x: x + x.sum(0), "its numbers"),
+        (lambda x: torch.stack([row * 2 for row in x]), "its operations"),
+        (lambda x: x + x.flip(0), "the bits of a row"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            RowsProgram(recorded(2, uneven), recorded(3, uneven))
 
 
 def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cannot_be(tmp_path, monkeypatch, caplog):
@@ -202,7 +226,7 @@ def test_of_threads_that_ask_at_once_one_compiles(monkeypatch):
             return found
 
     building = Building()
-    for name, value in {"_ready": [], "_building": building, "_is_built": lambda: False}.items():
+    for name, value in {"_ready": [], "_building": building, "is_built": lambda: False}.items():
         monkeypatch.setattr(made_in, name, value)
     monkeypatch.setattr(made_in, "load_or_warn", lambda *_: "compiler")
     askers = [threading.Thread(target=made_in.recorder_when_built) for _ in range(2)]

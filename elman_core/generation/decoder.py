@@ -2,8 +2,8 @@
 
 On a GPU, several steps are recorded as one CUDA graph and replayed without waiting: the bytes of a burst arrive while the next
 burst is computed. Inside a burst, the state passes from step to step without a copy; once per burst, it is copied back to where
-the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop. On a CPU, one step
-is recorded as a program, which a compiled module repeats.
+the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop. On a CPU, a
+compiled module repeats the model's step (`step.py`) and the draw.
 
 Shapes: B samples, V vocabulary, R places for results.
 """
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.native import check_errors
-from elman_core.kernels.program import recorder_when_built
+from elman_core.kernels.program import CpuRecorder, is_built, recorder_when_built
 from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import HostCopy, Recorder, try_to_record
@@ -29,6 +29,7 @@ from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
 from .sampling import Sampling, choose, noise_for
+from .step import batched_step
 from .whole import Program, Run, by_name, program_for
 
 log = logging.getLogger("elman_core")
@@ -37,10 +38,10 @@ LAUNCHED = 32
 """Bytes that a program draws in a launch."""
 
 WARM = 2
-"""Steps before the recording, which compile and warm up what it uses."""
+"""Steps before the recording of a graph, which compile and warm up what it uses."""
 
 WORTH = 64
-"""Recording pays from this number of bytes on."""
+"""Recording a graph, or compiling what repeats a step on a CPU, pays from this number of bytes on."""
 
 
 class Decoder:
@@ -104,7 +105,9 @@ class Decoder:
         if self._run is not None:
             return self._launch(self._run, min(LAUNCHED, wanted))
         with torch.inference_mode(), self.recorder.work() if self.recorder is not None else nullcontext():
-            if self._replay is None and self.recorder is not None and self.steps >= WARM:
+            if self._replay is None and isinstance(self.recorder, CpuRecorder):
+                self._repeat(self.recorder)
+            elif self._replay is None and self.recorder is not None and self.steps >= WARM:
                 self._record(self.recorder)
             self.steps += 1
             if self._replay is None:
@@ -132,6 +135,30 @@ class Decoder:
             self.recorder = None
         else:
             self._replay, self._states = recording, states
+
+    def _repeat(self, recorder: CpuRecorder) -> None:
+        """Go on with the model's program, which does not depend on this text, and a recorded draw."""
+        rows, shown_B = len(self.next_B), self.results_RB[0]
+        if (step := batched_step(self.model, recorder, rows)) is None:
+            self.recorder = None
+            return
+        for mine, state in zip(step.states, self.cache.states, strict=True):
+            for name, tensor in (state or {}).items():
+                mine[name].copy_(tensor[:rows])
+        step.tokens_R1[:, 0] = self.next_B
+        self.next_B = step.tokens_R1[:, 0]
+
+        def drawn() -> Tensor:
+            self._choose(step.logits_RV, shown_B)
+            return shown_B
+
+        draw = recorder.record(drawn, [self.generator])
+
+        def both() -> Tensor:
+            step.run(rows)
+            return draw()
+
+        self._replay = both
 
     def _burst(self, states: list[State]) -> Tensor:
         """Run a burst of steps, from `states` and back to them: the work that is recorded."""
@@ -178,17 +205,21 @@ class _Fetched:
             yield row
 
 
-def recorder_for(model: LadderForCausalLM, budget: int) -> Recorder | None:
+def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorder | None:
     """The recorder of a generation's steps, if one is possible and worth it; otherwise None.
 
-    A CUDA graph on a GPU; on a CPU a program, once what repeats it is compiled, beside the first texts that want it.
+    A CUDA graph on a GPU; on a CPU a program, once what repeats it is compiled, beside the first long texts that want it.
+
+    Args:
+        budget: bytes of the text; None for a server, which waits until it is compiled.
     """
-    if budget < WORTH:
-        return None
+    worth = budget is None or budget >= WORTH
     if model.device.type != "cpu":
-        return step_graph.recorder_for(model)
+        return step_graph.recorder_for(model) if worth else None
+    if not worth and not is_built():
+        return None
     fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
-    return recorder_when_built() if fits and not step_graph.is_watched(model) else None
+    return recorder_when_built(wait=budget is None) if fits and not step_graph.is_watched(model) else None
 
 
 def decode(

@@ -180,6 +180,8 @@ def _matmul(out: Tensor, x: Tensor, y: Tensor) -> list[Instruction]:
     try:
         (count,), steps = _lined(out.shape[:-2], [out, x, y], 1)
     except UnknownOperationError:
-        return [each for i in range(len(out)) for each in _matmul(out[i], x[i], y[i])]
+        return [
+            each for parts in zip(out.unbind(-3), x.unbind(-3), y.unbind(-3), strict=True) for each in _matmul(*parts)
+        ]
     operands = [(t, [*step, *t.stride()[-2:], 1]) for t, step in zip((out, x, y), steps, strict=True)]
     return [_made("matmul", [count, *out.shape[-2:], x.shape[-1]], *operands)]

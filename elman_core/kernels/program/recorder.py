@@ -20,7 +20,7 @@ from elman_core.kernels.toolchain import find_host_compiler
 from elman_core.registry.errors import KernelError
 
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
-from .tape import Operation, Tape, memory
+from .tape import Operation, Tape, memory, tensors
 
 _log = logging.getLogger("elman_core")
 FAMILY = Family(
@@ -108,9 +108,9 @@ def _compare(func: Any, x: Tensor, right: Tensor, eps: float) -> None:
         raise KernelError(f"decoding on this CPU computes a wrong {func}: set ELMAN_KERNELS=off, and report this line")
 
 
-def call(module: Any, code: Sequence[Instruction], threads: int) -> Callable[[], None]:
+def call(module: Any, code: Sequence[Instruction] | Tensor, threads: int) -> Callable[[], None]:
     """What runs these instructions."""
-    made = module.call(code=torch.tensor(code), threads=threads, stream=0)
+    made = module.call(code=torch.as_tensor(code), threads=threads, stream=0)
     return lambda: made.run("run")
 
 
@@ -118,14 +118,12 @@ class Program:
     """A recorded function: called, it repeats it.
 
     Attributes:
-        in_python: the operators for which there are no instructions.
+        parts: in order, instructions, and operations that have none and are repeated in Python. module: runs the former.
     """
 
     def __init__(self, tape: _Checked, result: Tensor) -> None:
-        self.result, self._tape = result, tape
-        self.steps: list[Callable[[], None]] = []
-        self.in_python: list[str] = []
-        code: list[Instruction] = []
+        self.result, self._tape, self.module = result, tape, tape.module
+        self.parts: list[list[Instruction] | Operation] = []
         given = [x for operation in tape.operations for x in operation.reads if not x.is_floating_point()]
         inputs = tape.written | (memory(given) - tape.made)  # whole numbers from outside are tokens, which may change
         narrow: dict[int, int] = {}  # constants that are copies of bfloat16, by address: products read half as much
@@ -137,20 +135,30 @@ class Program:
                 if isinstance(of, Tensor) and operation.name == "to" and of.dtype == torch.bfloat16:
                     narrow |= {wide.data_ptr(): of.data_ptr()} if wide.stride() == of.stride() else {}
             elif lowered is None:
-                if code:
-                    self.steps.append(call(tape.module, code, torch.get_num_threads()))
-                code = []
-                self.steps.append(operation.again)
-                self.in_python.append(operation.name)
-            else:
-                code += [read_narrow(instruction, narrow) for instruction in lowered]
-        if code:
-            self.steps.append(call(tape.module, code, torch.get_num_threads()))
+                self.parts.append(operation)
+            elif code := [read_narrow(instruction, narrow) for instruction in lowered]:
+                if not self.parts or isinstance(self.parts[-1], Operation):
+                    self.parts.append([])
+                self.parts[-1] += code  # type: ignore[operator]
+        threads = torch.get_num_threads()
+        self.steps = [
+            part.again if isinstance(part, Operation) else call(self.module, part, threads) for part in self.parts
+        ]
+
+    @property
+    def in_python(self) -> list[str]:
+        """The operators for which there are no instructions."""
+        return [part.name for part in self.parts if isinstance(part, Operation)]
 
     def __call__(self) -> Tensor:
         for step in self.steps:
             step()
         return self.result
+
+    def storages(self) -> dict[int, torch.UntypedStorage]:
+        """The memory of all its tensors, by address."""
+        found = [x.untyped_storage() for x in tensors([self._tape.held, *map(list, self._tape.operations)])]
+        return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
 
     def release(self) -> None:
         self.steps = []
@@ -206,12 +214,15 @@ _building: list[threading.Thread] = []
 _one_at_a_time = threading.Lock()
 
 
-def recorder_when_built() -> CpuRecorder | None:
+def recorder_when_built(wait: bool = False) -> CpuRecorder | None:
     """The recorder of this machine. None without a compiler, with ELMAN_KERNELS=off, and while the module is compiled beside
     what runs; a process that ends before that waits for it, so that it happens once.
+
+    Args:
+        wait: until it is compiled.
     """
     what = "decoding on a CPU"
-    if not _ready and load_or_warn(what, find_host_compiler if not _is_built() else lambda: True) is None:
+    if not _ready and load_or_warn(what, find_host_compiler if not is_built() else lambda: True) is None:
         return None
 
     def prepare() -> None:
@@ -219,17 +230,20 @@ def recorder_when_built() -> CpuRecorder | None:
             _ready.append(found)
 
     with _one_at_a_time:
-        if not _ready and (mode() == "require" or _is_built()):
+        if not _ready and (mode() == "require" or is_built()):
             prepare()
         elif not _ready and not _building:
             _building.append(threading.Thread(target=prepare, daemon=True))
             _building[0].start()
             atexit.register(_wait)
+    if wait:
+        _wait()
     return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
 
 
-def _is_built() -> bool:
-    return all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))
+def is_built() -> bool:
+    """Whether the module is compiled."""
+    return bool(_ready) or all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))
 
 
 def _wait() -> None:

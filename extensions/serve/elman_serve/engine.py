@@ -278,7 +278,7 @@ class Engine(threading.Thread):
             self.metrics.reused.inc(reading.position)
 
     def _draw(self, texts: list[Text], logits_RV: Tensor) -> None:
-        """Draw the next token of every text. The texts of a request lie beside each other."""
+        """Draw the next token of every text."""
         logits_RV = logits_RV.float()
         tokens_R = torch.zeros(len(texts), dtype=torch.long, device=logits_RV.device)
         noise: dict[int, Tensor] = {}

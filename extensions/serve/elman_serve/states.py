@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from elman_core import LadderCache, LadderStaticCache, State
-from elman_core.extension import SHORTEST, GraphedStep, least_rows, recorder_for
+from elman_core.extension import SHORTEST, CpuRecorder, GraphedStep, batched_step, least_rows, recorder_for
 
 Owner = TypeVar("Owner")
 States = list[State]
@@ -32,8 +32,8 @@ def size_of(states: States) -> int:
 class Rows(Generic[Owner]):
     """The batch. Rows without an owner are computed and not looked at.
 
-    On a CPU there are as many rows as owners, or the next multiple of `least_rows`. On a GPU there are always `slots`, in a
-    static cache, so that a step is one CUDA graph.
+    On a CPU there are as many rows as owners, whose step a program repeats in memory for `slots`; without a program, the next
+    multiple of `least_rows`. On a GPU there are always `slots`, in a static cache, so that a step is one CUDA graph.
 
     Attributes:
         owners: of each row, None for a free one.
@@ -41,12 +41,16 @@ class Rows(Generic[Owner]):
 
     def __init__(self, model: Any, slots: int) -> None:
         self.model, self._step, self.unit = model, model, least_rows(model)
-        self._static: LadderStaticCache | None = None
-        if (recorder := recorder_for(model)) is not None:
-            self._step, self.unit = GraphedStep(model, recorder), slots
-            self._static = LadderStaticCache(num_blocks=len(model.model.layers))
         self.owners: list[Owner | None] = []
         self._states: States = []
+        self._static: LadderStaticCache | None = None
+        recorder = recorder_for(model)
+        self._program = batched_step(model, recorder, slots) if isinstance(recorder, CpuRecorder) else None
+        if self._program is not None:
+            self.unit, self._states = 1, self._program.states
+        elif recorder is not None and not isinstance(recorder, CpuRecorder):
+            self._step, self.unit = GraphedStep(model, recorder), slots
+            self._static = LadderStaticCache(num_blocks=len(model.model.layers))
 
     def live(self) -> list[int]:
         """The rows that have an owner."""
@@ -58,6 +62,9 @@ class Rows(Generic[Owner]):
     def join(self, joining: list[tuple[Owner, States]]) -> None:
         """Add rows with the states (one row each) of new owners, and close gaps where that makes the batch smaller."""
         live = self.live()
+        if self._program is not None:
+            self._settle(live, joining)
+            return
         rows = -(-(len(live) + len(joining)) // self.unit) * self.unit
         if not joining and rows == len(self.owners):
             return
@@ -81,8 +88,31 @@ class Rows(Generic[Owner]):
                 layer.set(state, 0)  # copies into where the graph reads
             self._states = [state or {} for state in self._static.states]
 
+    def _settle(self, live: list[int], joining: list[tuple[Owner, States]]) -> None:
+        """The same in the memory of a program: the last rows fill gaps, and nothing else moves."""
+        count = len(live) + len(joining)
+        if count == len(self.owners) and not joining:
+            return
+        gaps = [row for row in range(count) if row >= len(self.owners) or self.owners[row] is None]
+        late = [row for row in live if row >= count]
+        moved, filled = gaps[: len(late)], gaps[len(late) :]
+        owners = {row: self.owners[row] for row in live} | dict(
+            zip(moved, (self.owners[row] for row in late), strict=True)
+        )
+        owners |= {row: owner for row, (owner, _) in zip(filled, joining, strict=True)}
+        self.owners = [owners[row] for row in range(count)]
+        for branch, state in enumerate(self._states):
+            for name, tensor in state.items():
+                if late:
+                    tensor[moved] = tensor[late]
+                if joining:
+                    tensor[filled] = torch.cat([states[branch][name] for _, states in joining])
+
     def step(self, tokens: list[int]) -> Tensor:
-        """Feed one token to every row; the logits (P, V) of what follows."""
+        """Feed one token to every row; the logits (P, V) of what follows, which the next step may overwrite."""
+        if self._program is not None:
+            self._program.tokens_R1[: len(tokens), 0] = torch.tensor(tokens)
+            return self._program.run(len(tokens))
         cache = LadderCache.from_states(self._states) if self._static is None else self._static
         tokens_P1 = torch.tensor(tokens, device=self.model.device)[:, None]
         logits_PV: Tensor = self._step(input_ids=tokens_P1, past_key_values=cache, use_cache=True).logits[:, -1]

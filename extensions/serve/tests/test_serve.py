@@ -21,14 +21,15 @@ import httpx
 import jsonschema
 import pytest
 import torch
-from cpu_graph import CpuRecorder
+from cpu_graph import CpuRecorder as GraphRecorder
 from decoding_helpers import ladder
 from packed_files import documents, write_tokenizer
 
 from elman_core.cli import main
-from elman_core.extension import ConfigError, Sampling, printable, vocabulary_texts
+from elman_core.extension import ConfigError, Sampling, printable, recorder_for, vocabulary_texts
 from elman_core.generation import generate_tokens
 from elman_core.model import LadderForCausalLM, LadderLM
+from elman_core.testing.kernel import need_host_compiler
 
 openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 
@@ -130,10 +131,10 @@ def served():
 
 
 @pytest.mark.parametrize(
-    ("variant", "width", "recorded"),
-    [("e42", 32, False), ("e88", 32, True), ("e42", 16, False), ("lstm", 32, False)],
+    ("variant", "width", "way"),
+    [("e42", 32, "program"), ("e88", 32, "graph"), ("e42", 16, "plain"), ("lstm", 32, "program")],
 )
-def test_64_clients_at_once_each_get_the_text_that_is_theirs_alone(variant, width, recorded, monkeypatch):
+def test_64_clients_at_once_each_get_the_text_that_is_theirs_alone(variant, width, way, monkeypatch):
     draw = random.Random(1)
     asked = []
     for seed in range(64):
@@ -159,11 +160,17 @@ def test_64_clients_at_once_each_get_the_text_that_is_theirs_alone(variant, widt
             return await asyncio.gather(*each)
 
     model = ladder(variant, dim=width)
+    recorder = None
+    if way == "program":
+        need_host_compiler()
+        recorder = recorder_for(model)
+    for module in ("elman_core.generation.decoder", "elman_serve.states"):
+        monkeypatch.setattr(f"{module}.recorder_for", lambda *_: recorder)
     steps, together = independent(model, 24)
     assert steps
     assert together == (variant != "lstm")
-    if recorded:  # as on a GPU
-        monkeypatch.setattr("elman_serve.states.recorder_for", lambda _: CpuRecorder())
+    if way == "graph":  # as on a GPU
+        monkeypatch.setattr("elman_serve.states.recorder_for", lambda _: GraphRecorder())
     with Served(model, slots=24, together=together) as served:
         answers = asyncio.run(ask_all(served.url))
         for body, answer in zip(asked, answers, strict=True):

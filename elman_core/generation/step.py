@@ -1,0 +1,78 @@
+"""The step of a model on a CPU as a program, recorded once for all texts and all numbers of samples.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from elman_core.kernels.program import Batch, CpuRecorder, Recorded, RowsProgram
+from elman_core.model import LadderCache, LadderForCausalLM
+from elman_core.nn import scaled_once
+from elman_core.registry import State
+
+log = logging.getLogger("elman_core")
+_known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, RowsProgram, list[list[str]]]] = WeakKeyDictionary()
+
+
+class BatchedStep:
+    """The step of a model with its present weights for up to `most` rows, in memory of its own.
+
+    Attributes:
+        tokens_R1: int64, to be fed. states: of each layer, before the step and then after it. logits_RV: of what follows.
+
+    Raises:
+        RuntimeError: it cannot be recorded.
+    """
+
+    def __init__(self, model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> None:
+        key = [(x.data_ptr(), -1 if x.is_inference() else x._version) for x in (*model.parameters(), *model.buffers())]
+        with torch.inference_mode(), scaled_once(model):
+            if model not in _known or _known[model][0] != key:
+                (two, names), (three, _) = (_recorded(model, recorder, rows) for rows in (2, 3))
+                _known[model] = key, RowsProgram(two, three), names
+            _, program, names = _known[model]
+            self._batch = Batch(program, most)
+        self.tokens_R1, self.logits_RV, *rest = self._batch.given
+        self.states: list[State] = [{name: rest.pop(0) for name in each} for each in names]
+
+    def run(self, rows: int) -> Tensor:
+        """Advance the first rows; their logits (rows, V), which the next call overwrites."""
+        self._batch.run(rows)
+        return self.logits_RV[:rows]
+
+
+def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> BatchedStep | None:
+    """The step of a model; None, with a line, if it cannot be recorded."""
+    try:
+        return BatchedStep(model, recorder, most)
+    except RuntimeError as error:
+        log.warning("elman: a step of decoding cannot be recorded and runs eager: %s", str(error).splitlines()[0])
+        return None
+
+
+def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tuple[Recorded, list[list[str]]]:
+    """A step of so many rows, each behind another token, and the names of the states of each layer."""
+    tokens_R1 = torch.arange(rows)[:, None] % model.config.vocab_size
+    cache = LadderCache(num_blocks=len(model.model.layers))
+    logits_RV = model(input_ids=tokens_R1, past_key_values=cache, use_cache=True).logits[:, -1].clone()
+    states = [{name: x.clone() for name, x in (state or {}).items()} for state in cache.states]
+
+    def run() -> Tensor:
+        cache = LadderCache.from_states([{**state} for state in states])
+        logits_R1V = model(input_ids=tokens_R1, past_key_values=cache, use_cache=True).logits
+        news = [
+            (state[name], x) for state, new in zip(states, cache.states, strict=True) for name, x in (new or {}).items()
+        ]
+        for old, new in news:
+            old.copy_(new)
+        return logits_RV.copy_(logits_R1V[:, -1])
+
+    given = [tokens_R1, logits_RV, *(x for state in states for x in state.values())]
+    return Recorded(recorder.record(run), given), [[*state] for state in states]
