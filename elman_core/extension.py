@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
     from .generation.decoder import recorder_for
-    from .generation.loop import least_rows, prefill_chunk
+    from .generation.prefill import least_rows, prefill_chunk
     from .generation.step import batched_step
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST

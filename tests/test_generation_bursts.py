@@ -59,7 +59,7 @@ def test_padded_prompts_and_long_ones_in_a_static_cache(device):
     model = ladder().to(device)
     mask = torch.ones_like(PROMPT)
     mask[1, :4] = 0
-    for cache in (None, "static"):
+    for cache, chunk in ((None, None), ("static", None), (None, 2)):
         plain, burst = both(
             model,
             PROMPT.to(device),
@@ -67,6 +67,7 @@ def test_padded_prompts_and_long_ones_in_a_static_cache(device):
             do_sample=False,
             attention_mask=mask.to(device),
             cache_implementation=cache,
+            prefill_chunk_size=chunk,
         )
         assert torch.equal(plain, burst)
 

@@ -6,7 +6,7 @@ import toy_mixers
 from transformers import GenerationConfig
 
 from elman_core.generation import Sampling, generate_bytes
-from elman_core.generation.loop import least_rows, prefill
+from elman_core.generation.prefill import least_rows, prefill
 from elman_core.model import LadderCache, LadderLM
 from elman_core.registry import ConfigError, DivergedError, list_variants
 

@@ -17,7 +17,7 @@ from torch import nn
 from elman_core.cli import _doctor, main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
-from elman_core.generation.loop import prefill
+from elman_core.generation.prefill import prefill
 from elman_core.kernels import build, dispatch, verify_cache
 from elman_core.kernels.decode import native
 from elman_core.kernels.decode import op as decode

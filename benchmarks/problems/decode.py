@@ -7,6 +7,9 @@ launch to the last; `graph`: its steps recorded as a CUDA graph;
 time. The peer is transformers' own loop, `generate()` with the static cache, with the same model. ELMAN_PROFILE=FOLDER writes
 a table of kernels of each `graph` row into it. --only names models, ways or numbers of samples; a model that is not in the
 list is timed too.
+
+`prefill`: seconds for a prompt of 1 MB, its pieces in order and its layers as a wave, beside the memory that a quarter of the
+prompt and all of it take, and how far states and logits are from those of the pieces in order.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from harness import Row, Setting
+from harness import LIMITS, Row, Setting
 
 from elman_core.generation import Sampling, decoder, generate_bytes, in_bursts
+from elman_core.generation.prefill import prefill as read_prompt
 from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import parse_size
@@ -31,6 +35,8 @@ MODELS = (
     "e42@1536x6", "e1@1280x6", "e88:h32n16@1536x20", "e88:conv_h32n32@640x8", "e75@1952x6", "e97@1152x6",
     "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8",
 )  # fmt: skip
+PREFILL = ("e42@1152x6", "e1@896x6", "e88:conv_h5n128v256@640x8", "gdn@640x8", "lstm@640x6", "gdn*3+transformer@640x8")
+PIECES = (2048, 8192)
 PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
 SKIPPED = 64
 """Bytes at the start that are not timed: the prompt, and the recording of the step."""
@@ -132,3 +138,47 @@ def rows(setting: Setting) -> Iterator[Row]:
         for name in models:
             if setting.wants(model=name):
                 profiled(build(name, setting), 1, Path(folder, f"decode_{name.replace(':', '_').replace('@', '_')}"))
+
+
+def prefill(setting: Setting) -> Iterator[Row]:
+    length, pieces = (192, (16,)) if setting.tiny else (1 << 20, PIECES)
+    models = ("e42@16x2", "lstm@16x2") if setting.tiny else PREFILL
+    cuda = setting.device.type == "cuda"
+    text = bytes(torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).tolist())
+    for name in (*models, *(word for word in setting.only if "@" in word and word not in models)):
+        for piece in pieces:
+            for way in ("in order", "wave") if cuda else ("in order",):
+                if not setting.wants(model=name, way=way, piece=piece):
+                    continue
+
+                def measured(name: str = name, piece: int = piece, wave: bool = way == "wave") -> Row:
+                    model = build(name, setting)
+
+                    def read(prompt: bytes, wave: bool = wave) -> tuple[list[torch.Tensor], float]:
+                        """What was computed, and seconds."""
+                        started = time.perf_counter()
+                        cache, logits = read_prompt(model, prompt, piece, wave)
+                        made = [logits, *(x for state in cache.states for x in (state or {}).values())]
+                        return [x.float().cpu() for x in made], time.perf_counter() - started
+
+                    def gib(prompt: bytes) -> float:
+                        """Of the device, beside what there was."""
+                        if not cuda:
+                            return 0.0
+                        torch.cuda.empty_cache()
+                        torch.cuda.reset_peak_memory_stats()
+                        before = torch.cuda.memory_reserved()
+                        read(prompt)
+                        return round((torch.cuda.max_memory_reserved() - before) / 2**30, 2)
+
+                    some = text[: length // 4]
+                    pairs = zip(read(some)[0], read(some, wave=False)[0], strict=True)
+                    differs = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in pairs)
+                    if not differs <= LIMITS[setting.dtype]:
+                        raise ValueError(f"a wave computes something else: {differs:.1e}")
+                    memory = {"gib_of_a_quarter": gib(some), "gib": gib(text)}
+                    seconds = statistics.median(read(text)[1] for _ in range(min(3, setting.repeats)))
+                    figures = {"bytes": length, "seconds": round(seconds, 3), "bytes_s": round(length / seconds)}
+                    return {**figures, **memory, "differs": differs}
+
+                yield setting.row(measured, model=name, piece=piece, who=way, kind="ours")

@@ -18,6 +18,7 @@ from elman_core.model.cache import CACHE
 from elman_core.registry import ConfigError
 
 from .decoder import decode
+from .prefill import read
 from .sampling import Sampling
 
 _PROCESSORS = {
@@ -58,20 +59,15 @@ def in_bursts(
         raise ConfigError(f"in_bursts starts from a prompt and makes its own cache: {_INSTEAD}")
     if budget < 1:
         return input_ids
-    with torch.inference_mode():
-        out = model(
-            input_ids=input_ids,
-            attention_mask=model_kwargs.get("attention_mask"),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-    seen_BV = torch.zeros(len(input_ids), out.logits.shape[-1], dtype=torch.bool, device=input_ids.device)
+    mask = model_kwargs.get("attention_mask")
+    chunk = generation_config.prefill_chunk_size or input_ids.shape[1]
+    logits_BV = read(model, input_ids, cache, chunk, None if mask is None or mask.all() else mask)
+    seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     seen_BV.scatter_(1, input_ids, True)
     padding = generation_config._pad_token_tensor
     rows: list[list[int]] = []
     ended = [False] * len(input_ids)
-    for drawn in decode(model, cache, out.logits[:, -1], seen_BV, how, _generator(model.device), budget):
+    for drawn in decode(model, cache, logits_BV, seen_BV, how, _generator(model.device), budget):
         rows.append([int(padding) if was else token for was, token in zip(ended, drawn, strict=True)])
         ended = [was or token in ends for was, token in zip(ended, drawn, strict=True)]
         if all(ended):

@@ -1,38 +1,21 @@
 """The decoding loop of the command line: prefill the prompt, then one byte a step at constant cost.
 
-Shapes: B samples, T time, V vocabulary.
+Shapes: B samples, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from elman_core.model import LadderCache, LadderForCausalLM
+from elman_core.model import LadderForCausalLM
 from elman_core.nn import scaled_once
 from elman_core.registry import ConfigError
 
 from .decoder import decode
+from .prefill import least_rows, prefill
 from .sampling import Sampling
-
-
-def prefill_chunk(device: torch.device) -> int:
-    """Bytes of a prompt that are read at once: a server reads the same pieces, between the steps of others."""
-    return 128 if device.type == "cpu" else 2048
-
-
-def least_rows(model: LadderForCausalLM) -> int:
-    """Rows of a step and steps of a prompt are a multiple of this number, so that a row gets the same bits whatever is computed
-    beside it.
-
-    On a CPU, elementwise functions compute what is left over behind blocks of 32 numbers by other code; for products, see
-    `elman_core.kernels.runtime.spare_rows`. On a GPU it is 1: there the bits depend on the number of rows.
-    """
-    return 32 // math.gcd(32, model.config.hidden_size) if model.device.type == "cpu" else 1
 
 
 def generate_bytes(
@@ -124,23 +107,3 @@ def _generate(
             if all(ended):
                 return
             yield [None if done else byte for done, byte in zip(ended, row, strict=True)]
-
-
-def prefill(model: LadderForCausalLM, text: Sequence[int], chunk: int | None = None) -> tuple[LadderCache, Tensor]:
-    """The state after `text` (bytes or token ids, not empty) for one row, and the logits (1, V) of what follows.
-
-    Memory is bounded by `chunk`.
-
-    Args:
-        chunk: bytes at once; None for `prefill_chunk`.
-    """
-    whole = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else torch.tensor(text)
-    tokens_1T = whole.to(model.device).long()[None]
-    cache = LadderCache(num_blocks=len(model.model.layers))
-    with torch.inference_mode():
-        for piece in tokens_1T.split(chunk or prefill_chunk(model.device), dim=1):
-            steps, spare = piece.shape[1], -piece.shape[1] % least_rows(model)
-            mask = torch.arange(steps + spare, device=model.device)[None] < steps if spare else None
-            padded = F.pad(piece, (0, spare))
-            out = model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1)
-    return cache, out.logits[:, 0]

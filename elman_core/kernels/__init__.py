@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .dispatch import Compiled, choose, in_words, register
     from .elementwise.op import ElementwiseKernel
     from .gates.op import GatesKernel
+    from .launch import together
     from .matrix.op import MatrixKernel
     from .matrix.spec import Maps
     from .rows.op import RowsKernel

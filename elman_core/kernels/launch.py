@@ -6,8 +6,9 @@ compiled once for each Python and machine, at the first use of any compiled kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,3 +127,56 @@ def on(x: Tensor) -> AbstractContextManager[Any]:
 def stream(x: Tensor) -> int:
     """The current stream of the device of x; 0 on a CPU."""
     return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else 0
+
+
+class _Streams:
+    """The launches under way on several streams of a GPU whose blocks wait for each other.
+
+    Each of their blocks fills a multiprocessor. If two launches began and neither found room for its last blocks, both would
+    wait in vain; so all that may run at once have at most as many blocks as there are multiprocessors.
+    """
+
+    def __init__(self, processors: int) -> None:
+        self.processors = processors
+        self.running: dict[
+            Any, tuple[int, Any]
+        ] = {}  # by stream, oldest first: the most blocks, the end of its last launch
+        self.ended: dict[Any, Any] = {}  # by stream: all later launches wait for this end
+
+    @contextmanager
+    def launch(self, blocks: int) -> Iterator[None]:
+        stream: Any = torch.cuda.current_stream()
+        for event in self.ended.values():
+            stream.wait_event(event)
+        blocks = max(blocks, self.running.pop(stream, (0, None))[0])  # an earlier one of this stream may still run
+        while self.running and blocks + sum(each for each, _ in self.running.values()) > self.processors:
+            oldest = next(iter(self.running))
+            _, self.ended[oldest] = self.running.pop(oldest)
+            stream.wait_event(self.ended[oldest])
+        yield
+        self.running[stream] = blocks, stream.record_event()
+
+
+_streams: ContextVar[_Streams | None] = ContextVar("streams", default=None)
+
+
+@contextmanager
+def several_streams(device: torch.device) -> Iterator[None]:
+    """A context in which this thread launches on several streams of a GPU: what is launched `together` keeps to its limits."""
+    before = _streams.set(_Streams(torch.cuda.get_device_properties(device).multi_processor_count))
+    try:
+        yield
+    finally:
+        _streams.reset(before)
+
+
+def together(blocks: int | None = None) -> AbstractContextManager[None]:
+    """A context for a launch on the current device whose blocks wait for each other, outside of clusters.
+
+    Several streams (a long prompt) run such launches at once only as far as the GPU holds all their blocks.
+
+    Args:
+        blocks: of the launch; None if they are not known: no other such launch then runs beside it.
+    """
+    streams = None if torch.compiler.is_compiling() else _streams.get()
+    return _HERE if streams is None else streams.launch(streams.processors if blocks is None else blocks)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from elman_core.kernels import GatesKernel
+from elman_core.kernels import GatesKernel, together
 from elman_core.nn import gate, without_autocast
 
 from .reference import Weights, gru_reference
@@ -192,10 +192,11 @@ def _call(
     """One layer, one direction, with biases, no dropout. torch wants the LSTM's states as a pair and a GRU's alone."""
     hidden = state[0][None] if len(state) == 1 else tuple(s[None] for s in state)
     training = torch.is_grad_enabled()  # cuDNN keeps what the backward needs only when told that it trains
-    if sizes is None:
-        y, *end = run(data, hidden, flat, True, 1, 0.0, training, False, False)
-    else:
-        y, *end = run(data, sizes, hidden, flat, True, 1, 0.0, training, False)
+    with together():  # cuDNN does not say whether its blocks wait for each other
+        if sizes is None:
+            y, *end = run(data, hidden, flat, True, 1, 0.0, training, False, False)
+        else:
+            y, *end = run(data, sizes, hidden, flat, True, 1, 0.0, training, False)
     return (y, *(s[0] for s in end))
 
 

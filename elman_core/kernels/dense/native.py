@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -43,16 +44,17 @@ def run(cell: DenseCell, function: str, given: Values, values: Values) -> None:
     """
     main = given["gy" if function == "backward" else "u" if cell.bare is None else "x"]
     with launch.on(main):
-        module, apart = _prepared(cell, values["backend"], given, main)
-        if apart:
+        module, chosen = _prepared(cell, values["backend"], given, main)
+        if chosen is not None and chosen.kind == "steps":
             _run_steps(module, function, given)
-        elif "db" not in given:
+            return
+        total = given.pop("db", None)
+        if total is not None:
+            given["dbias"] = total.new_empty(_WARPS * given["groups"], len(total))
+        with nullcontext() if chosen is None or chosen.kind == "cluster" else launch.together(chosen.blocks):
             module.run(function, **given)
-        else:
-            total = given.pop("db")
-            shares = total.new_empty(_WARPS * given["groups"], len(total))
-            module.run(function, dbias=shares, **given)
-            torch.sum(shares, 0, out=total)
+        if total is not None:
+            torch.sum(given["dbias"], 0, out=total)
 
 
 def _run_steps(module: Any, function: str, given: Values) -> None:
@@ -200,39 +202,38 @@ def _index(device: torch.device) -> int:
     return (device.index or 0) if device.type == "cuda" else -1
 
 
-def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) -> tuple[Any, bool]:
-    """The module for a call, and whether it runs step by step. Adds the arguments of a launch to `given`."""
+def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) -> tuple[Any, Plan | None]:
+    """The module for a call, and on a GPU its plan. Adds the arguments of a launch to `given`."""
     dtype, slots = main_TBd.dtype, 1
     if cell.blocks:
         given["slots"] = slots = len(given["w"])
     if target in ("host", "cpu"):
         if target == "host" and dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
-        module, apart = _cpu_module(cell, target, dtype), False
+        module, chosen = _cpu_module(cell, target, dtype), None
         given["threads"] = torch.get_num_threads()
     else:
         (steps, batch, width), device = main_TBd.shape, main_TBd.device
         if steps * batch > MAX_PLACES:
             plan((steps, batch, width), dtype, _device(device.index))  # which says so
         packed = given.get("starts") is not None
-        module, apart, constants = ready(cell, batch, width, dtype, device.index, slots, packed)
-        given |= {"error": error_word(device), "stream": launch.stream(main_TBd), **constants}
-    if cell.bare is not None and (apart or target != "cuda"):
+        module, chosen = ready(cell, batch, width, dtype, device.index, slots, packed)
+        given |= {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
+        given |= {"error": error_word(device), "stream": launch.stream(main_TBd)}
+    if cell.bare is not None and (chosen is None or chosen.kind == "steps"):
         raise KernelError(
             f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
         )
-    return module, apart
+    return module, chosen
 
 
 @cache
 def ready(
     cell: DenseCell, batch: int, width: int, dtype: torch.dtype, index: int | None, slots: int = 1, packed: bool = False
-) -> tuple[Any, bool, dict[str, int]]:
-    """The module for a batch and width on this GPU, whether it runs step by step, and a launch's arguments from its plan."""
+) -> tuple[Any, Plan]:
+    """The module for a batch and width on this GPU, and its plan."""
     chosen = plan_for(cell, batch, width, dtype, index, slots, packed)
-    constants = {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
-    what = extension(cell, chosen, dtype, width, packed)
-    return launch.opened(what, family_of(cell), index is None), chosen.kind == "steps", constants
+    return launch.opened(extension(cell, chosen, dtype, width, packed), family_of(cell), index is None), chosen
 
 
 @cache

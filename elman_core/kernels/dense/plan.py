@@ -71,6 +71,11 @@ class Plan:
     wide: int = 1
     slots: int = 1
 
+    @property
+    def blocks(self) -> int:
+        """Of the launch."""
+        return self.parts * self.groups * self.slots
+
     def tiles_each(self, batch: int) -> int:
         """The most tiles of a group."""
         return ceil(ceil(batch / self.rows) / self.groups)

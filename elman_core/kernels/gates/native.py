@@ -7,6 +7,7 @@ clusters.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from math import ceil
 from typing import Any
@@ -117,6 +118,7 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
     """
     main, (rows, columns) = given["u" if function == "forward" else "gy"], given["w"].shape
     width = rows // cell.gates
+    held: AbstractContextManager[None] = nullcontext()
     with launch.on(main):
         if values["backend"] == "cuda":
             packed = given.get("starts") is not None
@@ -125,12 +127,14 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
             )
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
+            held = launch.together(min(groups, ceil(main.shape[1] / rows)) * (width // OWNED))
         elif values["backend"] == "cpu" or main.dtype in (torch.float32, torch.float64):
             module = _opened(cell, values["backend"], main.dtype, main.device.index)
             given["threads"] = torch.get_num_threads()
         else:
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {main.dtype}")
-        module.run(function, **given)
+        with held:
+            module.run(function, **given)
 
 
 _opened = launch.opener(FAMILY, extension)
