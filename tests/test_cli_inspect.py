@@ -1,5 +1,7 @@
 """`elman list`, `show` and `doctor`: what they print is what is built."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -12,7 +14,7 @@ import torch
 from broken_plugins import install_all
 
 import elman_core
-from elman_core.cli import main
+from elman_core.cli import _doctor, main
 from elman_core.cli._text import table
 from elman_core.registry import plugins, resolve
 
@@ -136,7 +138,7 @@ def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixtu
 def test_list_and_size_import_neither_the_compiler_nor_transformers() -> None:
     """Each of them takes as long to import as torch."""
     code = (
-        "import sys; from elman_core.cli import main; assert main(sys.argv[1:]) == 0; "
+        "import sys; from elman_core.cli import _doctor, main; assert main(sys.argv[1:]) == 0; "
         "assert not {'torch._dynamo', 'transformers'} & set(sys.modules)"
     )
     words = ["size", "e42", "--params", "10M", "--depth", "4"]
@@ -144,7 +146,7 @@ def test_list_and_size_import_neither_the_compiler_nor_transformers() -> None:
 
 
 def test_list_imports_torch_only_when_a_plugin_has_changed(tmp_path: Path) -> None:
-    code = "import sys; from elman_core.cli import main; main(['list', '--json'])"
+    code = "import sys; from elman_core.cli import _doctor, main; main(['list', '--json'])"
     code += "; print('torch' in sys.modules, file=sys.stderr)"
     shelf, source = install_all(tmp_path / "plugins"), tmp_path / "plugins/good/elman_good/__init__.py"
     source.write_text("import torch\n" + source.read_text())
@@ -198,6 +200,27 @@ def test_doctor_says_how_to_get_what_kernels_need(
     assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to one that can")
     assert rows["C++ compiler"]["state"] == "missing"
     assert "install" in rows["C++ compiler"]["fix"]
+
+
+def test_doctor_says_what_a_first_use_will_meet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A driver that torch does not take, a cache that cannot be locked, and no headers of Python, where none was compiled."""
+
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_doctor, "_driver", lambda: "470.82.01")
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("ELMAN_KERNELS", "auto")
+    rows = {r["what"]: r for found in read(capsys, "doctor").values() for r in found}
+    said = "torch for CUDA 13.0 finds no GPU, although driver 470.82.01 is here: it may be too old"
+    assert (rows["GPU"]["state"], rows["GPU"]["is"]) == ("missing", said)
+    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to a folder on a local disk")
+    assert rows["e42"]["is"].startswith("backend torch (no Python headers) on cpu")
 
 
 def test_no_line_of_a_table_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

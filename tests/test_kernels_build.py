@@ -80,9 +80,9 @@ def counting_compiler(project: Path, before: str = "") -> Path:
     return script
 
 
-def start(project: Path, **environment: str) -> subprocess.Popen[str]:
+def start(project: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", ASK, str(project)],
+        [sys.executable, "-c", before + ASK, str(project)],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,6 +116,17 @@ def test_processes_that_ask_at_once_compile_once(project):
         out, errors = process.communicate(timeout=120)
         assert (process.returncode, out.strip()) == (0, "42"), errors
     assert (project / "runs").read_text().count("run") == 1
+
+
+def test_processes_whose_locks_exclude_nobody_build_side_by_side(project):
+    """As on NFS whose locks are local: none may remove what another is building."""
+    unlocked = "import fcntl\nfcntl.flock = lambda *_: None\n"
+    compiler = counting_compiler(project, before=f"sleep $(grep -c . {project}/runs)")
+    asking = [start(project, unlocked, CXX=str(compiler)) for _ in range(3)]
+    for process in asking:
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, out.strip()) == (0, "42"), errors
+    assert build.find(extension(project), toolchain.host_architecture()) is not None
 
 
 def test_a_build_that_was_killed_is_taken_up_by_the_next(project):
@@ -179,7 +190,7 @@ def test_a_folder_that_cannot_be_locked_is_an_error(project, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(KernelError, match=r"cache cannot be locked \(No locks available\): set ELMAN_CACHE to"):
+    with pytest.raises(KernelError, match=r"cache cannot be locked \(No locks available\); set ELMAN_CACHE to"):
         build.build(extension(project), toolchain.host_architecture())
 
 

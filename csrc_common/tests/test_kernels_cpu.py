@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
-from elman_core.kernels import Case, Maps, build, dispatch
+from elman_core.kernels import Case, Maps, build, dispatch, toolchain
 from elman_core.kernels.matrix.problems import case as matrix_case
 from elman_core.kernels.rows.spec import case as rows_case
 from elman_core.kernels.verify import failures, verify
@@ -72,6 +74,19 @@ def run(B, T, dtype=f32):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(4, T, H, K, generator=generator)[:B].to(dtype) for _ in range(3))
     return m2rnn(q, k, v, torch.full((B, T, H), 0.9), torch.eye(K).expand(H, K, K))[0]
+
+
+def test_without_pythons_headers_plain_pytorch_runs_and_nothing_is_compiled_or_stamped(
+    undecided, monkeypatch, caplog, tmp_path
+):
+    need_host_compiler()
+    monkeypatch.setenv("ELMAN_VERIFY", "")
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(toolchain, "python_include_dirs", Mock(side_effect=KernelError("no Python.h: install it")))
+    run(1, 64)
+    assert list(undecided.values()) == [False]
+    assert "NO KERNEL for m2rnn, running plain PyTorch, many times slower: no Python.h: install it" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_auto_takes_the_kernel_where_it_pays_whatever_the_batch(undecided, monkeypatch):

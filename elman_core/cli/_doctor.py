@@ -46,7 +46,8 @@ def _machine() -> list[Row]:
     elif torch.cuda.is_available():
         rows += _gpus()
     elif torch.version.cuda:
-        rows.append(_row("GPU", "missing", f"torch for CUDA {torch.version.cuda} finds no GPU", "nvidia-smi"))
+        here = "" if (driver := _driver()) == "unknown" else f", although driver {driver} is here: it may be too old"
+        rows.append(_row("GPU", "missing", f"torch for CUDA {torch.version.cuda} finds no GPU{here}", "nvidia-smi"))
     elif torch.backends.mps.is_available():
         rows.append(_row("GPU", "reference", "Apple MPS: models run in plain PyTorch, without our kernels"))
     else:
@@ -91,7 +92,7 @@ def _kernels() -> list[Row]:
 
     rows = []
     finders = {"nvcc": toolchain.find_nvcc, "C++ compiler": toolchain.find_host_compiler}
-    finders |= {"Python.h": lambda: toolchain.python_include_dirs()[0], "cache": build.writable_cache}
+    finders |= {"Python.h": lambda: toolchain.python_include_dirs()[0], "cache": build.usable_cache}
     for what, find in finders.items():
         try:
             rows.append(_row(what, "ok", str(find())))

@@ -267,13 +267,7 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     target = folder / extension.file_name(arch)
     if target in _failed:  # a failed compilation is not repeated for every size that needs this module
         raise _failed[target]
-    try:
-        lock = FileLock(folder / f".{target.stem}.lock").acquire()  # the system drops it if this process dies
-    except OSError as error:  # as on NFS without its lock service
-        raise KernelError(
-            f"{folder} cannot be locked ({error.strerror}): set ELMAN_CACHE to a folder on a local disk"
-        ) from error
-    with lock:
+    with _locked(folder, target.stem):
         if not _is_whole(target):  # another process may have built it while this one waited
             if target.exists():
                 log.warning("elman: %s or its record is damaged: it is built again", target)
@@ -287,14 +281,25 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     return target
 
 
+def _locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
+    try:
+        return FileLock(folder / f".{stem}.lock").acquire()  # the system drops it if this process dies
+    except OSError as error:  # as on NFS without its lock service
+        raise KernelError(
+            f"{folder} cannot be locked ({error.strerror}); set ELMAN_CACHE to a folder on a local disk"
+        ) from error
+
+
 def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) -> list[Path]:
     """`build` for (extension, arch) pairs, with as many compilers at once as there are processors.
 
     Raises:
-        KernelError: as `build`, for the first pair that fails, after all have ended.
+        KernelError: as `build`, for the first pair that fails, after all have ended; at once without Python's headers.
     """
-    for extension, arch in wanted:
-        extension.flags(arch)  # raises for a wrong architecture, before anything is compiled
+    for extension, arch in wanted:  # what is wrong or missing is told before anything is compiled
+        extension.flags(arch)
+        if extension.python and find(extension, arch, [out] if out else ()) is None:
+            toolchain.python_include_dirs()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         waiting = [pool.submit(build, extension, arch, out) for extension, arch in wanted]
     return [each.result() for each in waiting]
@@ -312,7 +317,7 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
     command += [f"-I{folder}" for folder in includes] + [f"-L{folder}" for folder in libraries]
     command.append(str(extension.binding))
-    _remove_leftovers(target.parent)
+    _remove_leftovers(target)
     with tempfile.TemporaryDirectory(prefix=f"{_BUILDING}{target.stem}-", dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         start = time.monotonic()
@@ -342,11 +347,17 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
         made.replace(target)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Delete what killed builds left: of each module whose lock nobody has."""
-    for left in folder.glob(f"{_BUILDING}*-*"):
-        lock = folder / f".{left.name.removeprefix(_BUILDING).rpartition('-')[0]}.lock"
-        with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
+def _remove_leftovers(target: Path) -> None:
+    """Delete what killed builds left: of each module whose lock nobody has. Nothing where locks exclude nobody, as on some
+    NFS: that of `target`, which this process has, can then be taken again."""
+
+    def lock(stem: str) -> FileLock:
+        return FileLock(target.parent / f".{stem}.lock", timeout=0)
+
+    with contextlib.suppress(Timeout, OSError), lock(target.stem):
+        return
+    for left in target.parent.glob(f"{_BUILDING}*-*"):
+        with contextlib.suppress(Timeout, OSError), lock(left.name.removeprefix(_BUILDING).rpartition("-")[0]):
             shutil.rmtree(left)
 
 
@@ -386,6 +397,12 @@ def writable_cache() -> Path:
     raise KernelError(
         f"no cache folder can be written ({', '.join(map(str, folders))}); set ELMAN_CACHE to one that can"
     )
+
+
+def usable_cache() -> Path:
+    """The folder to which modules are compiled. Raises `KernelError` if it cannot be written or locked."""
+    with _locked(folder := writable_cache(), "doctor"):
+        return folder
 
 
 def _feature_set(arch: str) -> str:

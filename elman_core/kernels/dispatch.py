@@ -18,7 +18,8 @@ from torch import Tensor
 from elman_core.registry.errors import ConfigError, KernelError
 from elman_core.registry.installing import how_to_install
 
-from .build import Extension, build_all, local_arch
+from . import launch
+from .build import Extension, build_all, find, local_arch
 from .runtime import (
     CPU_DTYPES,
     caller,
@@ -29,7 +30,7 @@ from .runtime import (
     transformed,
 )
 from .spec import Backend, Case, KernelSpec
-from .toolchain import find_host_compiler
+from .toolchain import find_host_compiler, host_architecture, python_include_dirs
 from .verify_cache import ensure_verified
 
 Problem = tuple[Any, ...]
@@ -201,7 +202,8 @@ def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
     """The spec of a kernel of a CPU, once what these cases run is compiled. Raises `KernelError` without it."""
     if "cpu" not in spec.targets or spec.module is None:
         raise KernelError(f"the kernel sources are not installed: {how_to_install('elman-csrc')}")
-    build_all([(module, local_arch(module)) for module in {spec.module("cpu", case): None for case in cases}])
+    modules = {launch.extension(): None} | {spec.module("cpu", case): None for case in cases}
+    build_all([(module, local_arch(module)) for module in modules])
     return spec
 
 
@@ -226,6 +228,8 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         return made or "cuda, compiled at its first use"
     try:
         find_host_compiler()
-    except KernelError:
-        return f"{plain} (no C++ compiler)"
+        if find(launch.extension(), host_architecture()) is None:
+            python_include_dirs()
+    except KernelError as error:
+        return f"{plain} ({str(error).partition(':')[0]})"
     return f"{plain}, or cpu where that pays"

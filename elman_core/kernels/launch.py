@@ -35,6 +35,14 @@ def extension() -> Extension:
 
 
 @cache
+def _native() -> Any:
+    """The launcher."""
+    native: Any = build.load(extension())
+    native.raises(KernelError)
+    return native
+
+
+@cache
 def open_module(path: Path, family: Family) -> Any:
     """A compiled module: `call(**arguments)`, whose `run(function)` launches, `run`, which does both, `ask` and `info`.
 
@@ -42,11 +50,9 @@ def open_module(path: Path, family: Family) -> Any:
         KernelError: the module does not load or was made from other sources than this Python, or the launcher cannot be built.
             The module's methods raise it for arguments that do not fit and for launches that fail.
     """
-    native: Any = build.load(extension())
-    native.raises(KernelError)
     functions = {name: needed.split() for name, needed in family.functions.items()}
     title = f"kernel {path.name.partition('-')[0]}"
-    return native.Module(str(path), family.name, title, family.fields, family.sizes, functions)
+    return _native().Module(str(path), family.name, title, family.fields, family.sizes, functions)
 
 
 def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
@@ -60,6 +66,7 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
         KernelError: as `open_module`.
     """
     what = build.emulated(what) if on_cpu and what.is_cuda else what
+    _native()  # first: without it, compiling the kernel would be in vain
     module = open_module(build.build(what, build.local_arch(what)), family)
     for i, (name, declared) in enumerate(what.declared):
         if (there := type(declared)(module.ask("declares", i))) != declared:

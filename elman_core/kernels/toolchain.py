@@ -57,7 +57,7 @@ def python_include_dirs() -> list[Path]:
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         version = sysconfig.get_python_version()
-        raise KernelError(f"Python's own headers are missing (no {python}/Python.h); install python{version}-dev")
+        raise KernelError(f"no Python headers: there is no {python}/Python.h; install python{version}-dev")
     return [python, Path(pybind11.get_include())]
 
 

@@ -34,7 +34,7 @@ from elman_core.registry.checks import one_line, ran_out
 from elman_core.registry.errors import KernelError, KernelTimeoutError
 from elman_core.storage import read_json
 
-from . import build
+from . import build, launch
 from .build import Extension
 from .runtime import compute_dtype
 from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
@@ -162,7 +162,9 @@ def verify(
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if target in spec.targets else {}
     if target in (*spec.targets, "emulated"):
-        build.build_all([(e, build.local_arch(e)) for e in _modules(spec, target, chosen)])
+        if modules := _modules(spec, target, chosen):
+            modules.append(launch.extension())
+        build.build_all([(e, build.local_arch(e)) for e in modules])
     checked: set[tuple[torch.dtype, bool, str]] = set()
     with _full_precision_products():
         for number, case in enumerate(chosen, 1):

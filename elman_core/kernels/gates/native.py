@@ -106,7 +106,7 @@ def settled(
         held = min(module.ask("capacity", backward) for backward in (0, 1))
         if held >= groups:
             return module, rows, groups
-        groups = min(held, groups - 1)
+        groups = max(0, min(held, groups - 1))
     raise KernelError(f"{cell.name}: this GPU does not hold the {ceil(width / OWNED)} blocks of width {width} together")
 
 
