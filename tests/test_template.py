@@ -84,10 +84,7 @@ def test_copied_plugins_are_variants_of_their_own(tmp_path: Path) -> None:
             equations(folder, [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()])
         )
         assert all(each in places for each in ("README.md:3", "__init__.py:1,", "_cell.h:1,", "tests/test_"))
-    run_contracts(
-        folders[1:],
-        "pieces or equation or initial_values or every_option_matters or every_choice_matters",
-    )
+    run_contracts(folders[1:], "pieces or equation or initial_values")
 
 
 def run_contracts(folders: list[Path], which: str) -> None:

@@ -11,9 +11,7 @@ import typer
 from ._text import dump, print, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elman_core.kernels.spec import Case, KernelSpec
+    from elman_core.kernels.spec import KernelSpec
     from elman_core.kernels.verify import Report, Row
 
 _HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
@@ -138,7 +136,8 @@ def verify(
     for spec in _specs(names or [], None if backend == "auto" else backend):
         targets = _targets(spec, here) if backend == "auto" else [backend]
         if "cuda" in spec.targets and here == "host":
-            unchecked.append(f"{spec.name}: cuda: not checked, no GPU here ({_types(spec.cases('cuda', grid))})")
+            types = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in spec.cases("cuda", grid))
+            unchecked.append(f"{spec.name}: cuda: not checked, no GPU here ({', '.join(types)})")
         pairs += [(spec, target) for target in targets]
     with_cases = [pair for pair in pairs if _has(*pair, grid, dtypes)]
     for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
@@ -160,10 +159,6 @@ def verify(
         raise KernelError("nothing was checked: none of these kernels runs on this machine")
     if wrong := [_wrong(report) for report in reports if not report.passed]:
         raise KernelError(f"verification failed: {', '.join(wrong)}")
-
-
-def _types(cases: Iterable[Case]) -> str:
-    return ", ".join(dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in cases))
 
 
 def _wrong(report: Report) -> str:

@@ -19,22 +19,35 @@ from .split import Runs, Split
 SAMPLINGS = ("random", "stream", "tbptt")
 
 
+class _Numbered:
+    """Places in the stretches of a text, numbered through in file order. `counts`: of each stretch."""
+
+    def __init__(self, runs: Runs, counts: NDArray[np.int64], length: int) -> None:
+        self.firsts, self.ends = runs[counts > 0, 0], np.cumsum(counts[counts > 0])
+        if len(self.ends) == 0:
+            longest = int((runs[:, 1] - runs[:, 0]).max()) if len(runs) else 0
+            raise DataError(
+                f"the text is too short: a window is {length + 1} bytes and the longest stretch of training text is {longest}; "
+                f"use a longer file, or smaller chunks (train.chunk_size)"
+            )
+
+    def find(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first byte of the stretch of each place, and its number there."""
+        run = np.searchsorted(self.ends, numbers, side="right")
+        return self.firsts[run], numbers - np.where(run > 0, self.ends[run - 1], 0)
+
+
 class RandomSampler:
     """Every window starts at a random byte; each start is equally likely, and held-out bytes are never touched."""
 
     def __init__(self, runs: Runs, length: int, seed: int) -> None:
-        starts = np.maximum(0, runs[:, 1] - runs[:, 0] - length)
-        kept = starts > 0
-        self.firsts, self.ends = runs[kept, 0], np.cumsum(starts[kept])
+        self.starts = _Numbered(runs, runs[:, 1] - runs[:, 0] - length, length)
         self.seed = seed
-        _check_room(runs, length, len(self.ends))
 
     def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Offsets (R,) and freshness (R,) of these rows of global batch `step` (from 0); a rank asks for its own."""
-        drawn = uniform(self.seed, step, rows, below=int(self.ends[-1]))
-        run = np.searchsorted(self.ends, drawn, side="right")
-        before = np.where(run > 0, self.ends[run - 1], 0)
-        return self.firsts[run] + drawn - before, np.ones(len(rows), dtype=bool)
+        first, start = self.starts.find(uniform(self.seed, step, rows, below=int(self.starts.ends[-1])))
+        return first + start, np.ones(len(rows), dtype=bool)
 
 
 class StreamSampler:
@@ -45,24 +58,19 @@ class StreamSampler:
     """
 
     def __init__(self, runs: Runs, length: int, rows: int) -> None:
-        windows = np.maximum(0, (runs[:, 1] - runs[:, 0] - 1) // length)
-        kept = windows > 0
-        self.firsts, self.ends = runs[kept, 0], np.cumsum(windows[kept])
-        self.length = length
-        _check_room(runs, length, len(self.ends))
-        self.windows_per_row = int(self.ends[-1]) // rows
+        self.windows, self.length = _Numbered(runs, (runs[:, 1] - runs[:, 0] - 1) // length, length), length
+        count = int(self.windows.ends[-1])
+        self.windows_per_row = count // rows
         if self.windows_per_row == 0:
             raise DataError(
-                f"the training text holds {self.ends[-1]} windows of {length + 1} bytes, fewer than the {rows} rows of a "
+                f"the training text holds {count} windows of {length + 1} bytes, fewer than the {rows} rows of a "
                 f"batch: use a longer file, or lower train.batch_size or train.chunk_size"
             )
 
     def place(self, step: int, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         turn = step % self.windows_per_row
-        window = rows * self.windows_per_row + turn
-        run = np.searchsorted(self.ends, window, side="right")
-        before = np.where(run > 0, self.ends[run - 1], 0)
-        return self.firsts[run] + (window - before) * self.length, (window == before) | (turn == 0)
+        first, window = self.windows.find(rows * self.windows_per_row + turn)
+        return first + window * self.length, (window == 0) | (turn == 0)
 
 
 class FileSource(Source):
@@ -142,13 +150,3 @@ def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) ->
         kept = max(1, most_bytes // length)
         offsets = offsets[np.arange(kept) * len(offsets) // kept]
     return offsets, length
-
-
-def _check_room(runs: Runs, length: int, usable: int) -> None:
-    if usable:
-        return
-    longest = int((runs[:, 1] - runs[:, 0]).max()) if len(runs) else 0
-    raise DataError(
-        f"the text is too short: a window is {length + 1} bytes and the longest stretch of training text is {longest}; "
-        f"use a longer file, or smaller chunks (train.chunk_size)"
-    )

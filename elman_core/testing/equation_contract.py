@@ -92,7 +92,8 @@ class EquationContract(Harness):
         expected |= {f"start {n}": np.zeros(v.shape) for n, v in start.items()}
         for b in range(rows):
             on = on_BT[b].numpy()
-            begins = _begins(starts_BT[b].numpy() if starts_BT is not None else np.zeros(steps, bool), on)
+            starts = np.zeros(steps, bool) if starts_BT is None else starts_BT[b].numpy()
+            begins = np.diff(np.cumsum(starts)[on], prepend=0) > 0  # at this position or at a masked one just before it
             begins[0] |= not given
             at_start: Arrays = {n: v[b].detach().numpy() for n, v in start.items()}
             known = config_to_dict(mixer.config), p, x_BTD[b].detach().numpy()[on], at_start, begins
@@ -111,11 +112,6 @@ class EquationContract(Harness):
         }
         for name, gradient in {**results, **gradients}.items():
             _assert_equal(name, gradient, {**expected, **grads}[name], said)
-
-
-def _begins(starts: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """For every position that is not masked, whether a document starts there or at a masked one just before it."""
-    return np.diff(np.cumsum(starts)[on], prepend=0) > 0
 
 
 def _assert_equal(name: str, tensor: Tensor | None, expected: np.ndarray, said: str) -> None:

@@ -59,11 +59,6 @@ class Plan:
     init: dict[str, str] | None = None
 
     @property
-    def horizon(self) -> dict[str, Any]:
-        """The length with which the run began, for the manifest: `steps` and `minutes`, one of them None."""
-        return {"steps": self.began.train.steps, "minutes": self.began.train.minutes}
-
-    @property
     def backend(self) -> str | None:
         """The library by which the ranks exchange tensors; None for a single process."""
         return None if self.ranks.size == 1 else "nccl" if self.device.type == "cuda" else "gloo"

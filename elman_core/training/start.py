@@ -59,7 +59,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False, text
             id=uuid.uuid4().hex,
             status="starting",
             started=now(),
-            horizon=plan.horizon,
+            horizon={"steps": plan.began.train.steps, "minutes": plan.began.train.minutes},
             protocol=protocol,
             protocol_hash=protocol_hash(protocol),
             asked={"variant": asked.variant, "options": asked.options},

@@ -25,29 +25,22 @@ def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: in
     data, train = settings.data, _without_tuned(settings.train)
     tuned = {"tuned": sorted(settings.train.tuned)} if settings.train.tuned else {}
     init: dict[str, Any] = {"init": settings.model.init_optimizer} if settings.model.init else {}
-    return (
-        tuned
-        | init
-        | {
-            "data": dict(fingerprint),
-            "sampling": data.sampling,
-            "documents": data.documents,
-            "heldout": 0.0 if data.heldout_file else data.heldout,
-            "batch_size": train.batch_size,
-            "chunk_size": train.chunk_size,
-            "steps": train.steps,
-            "minutes": train.minutes,
-            "schedule": [
-                train.schedule,
-                train.warmup,
-                train.final_lr,
-                train.decay if train.schedule == "wsd" else None,
-            ],
-            "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
-            "precision": train.precision,
-            "evaluation": [data.eval_bytes, eval_window],
-        }
-    )
+    return {
+        **tuned,
+        **init,
+        "data": dict(fingerprint),
+        "sampling": data.sampling,
+        "documents": data.documents,
+        "heldout": 0.0 if data.heldout_file else data.heldout,
+        "batch_size": train.batch_size,
+        "chunk_size": train.chunk_size,
+        "steps": train.steps,
+        "minutes": train.minutes,
+        "schedule": [train.schedule, train.warmup, train.final_lr, train.decay if train.schedule == "wsd" else None],
+        "optimizer": [train.optimizer, train.weight_decay, train.beta1, train.beta2, train.clip],
+        "precision": train.precision,
+        "evaluation": [data.eval_bytes, eval_window],
+    }
 
 
 def _without_tuned(train: TrainSettings) -> TrainSettings:
