@@ -140,7 +140,7 @@ def test_a_program_that_computes_something_else_is_refused(monkeypatch):
 
     def wrong(*given, **how):
         source = real(*given, **how)
-        source.constants[0] = source.constants[0] * 1.5
+        source.constants[0] = source.constants[0] * 1.0001
         return source
 
     monkeypatch.setattr(whole, "write", wrong)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from elman_core.kernels.decode.op import MOST_CLASSES
 from elman_core.kernels.decode.spec import DTYPES
 from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.runtime import mode
+from elman_core.kernels.verify import limit_of
 from elman_core.kernels.whole.native import Program, Run, State
 from elman_core.kernels.whole.nodes import UnknownError, record
 from elman_core.kernels.whole.source import write
@@ -34,7 +36,8 @@ PAYS = 1024
 """Bytes that pay for recording a model's program, which takes a second."""
 
 _CHECKED = 3  # steps of a new program that are compared with plain PyTorch
-_TOLERANCE = 0.02  # of a state's norm: far above what rounded weights cost, far below what a wrong number costs
+_States = Sequence[Mapping[str, Tensor] | None]
+_Run = Callable[[Tensor, _States], tuple[Tensor, Any]]
 _known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, Program | None]] = WeakKeyDictionary()
 
 
@@ -82,17 +85,21 @@ def _make(model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int |
     if like.is_cuda:
         found: Any = torch.cuda.get_device_properties(like.device)
         shared = found.shared_memory_per_block_optin
-    with torch.inference_mode(False), torch.no_grad():
-        copies = {
-            name: x.detach().to("cpu", torch.float64 if x.is_floating_point() else x.dtype, copy=True)
-            for name, x in tensors.items()
-        }  # float64: the truth of `_check`, and no library has an LSTM for it
-    there = {copy.untyped_storage().data_ptr(): tensors[name] for name, copy in copies.items()}
+    if any(block.mixer.state_growth != "constant" for block in model.model.layers):
+        raise UnknownError("a state that grows")
 
-    def step(token_11: Tensor, states: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Any]:
-        cache = LadderCache.from_states([dict(state) for state in states])
+    def copied(dtype: torch.dtype) -> dict[str, Tensor]:
+        with torch.inference_mode(False), torch.no_grad():
+            given = {name: dtype if x.is_floating_point() else x.dtype for name, x in tensors.items()}
+            return {name: x.detach().to("cpu", given[name], copy=True) for name, x in tensors.items()}
+
+    def step(copies: dict[str, Tensor], token_11: Tensor, states: _States) -> tuple[Tensor, Any]:
+        cache = LadderCache.from_states([state if state is None else dict(state) for state in states])
         out = functional_call(model, copies, (token_11,), {"past_key_values": cache, "use_cache": True})
         return out.logits[0, -1], cache.states
+
+    copies = copied(torch.float64)  # the truth of `_check`, and no library has an LSTM for it
+    there = {copy.untyped_storage().data_ptr(): tensors[name] for name, copy in copies.items()}
 
     def placed(x: Tensor) -> Tensor:
         source = there.get(x.untyped_storage().data_ptr())
@@ -100,54 +107,62 @@ def _make(model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int |
             return source.detach()
         return x.to(like.device, like.dtype).contiguous()
 
-    if any(block.mixer.state_growth != "constant" for block in model.model.layers):
-        raise UnknownError("a state that grows")
     blank = [block.mixer.state_spec(block.mixer.dim, block.mixer.config) for block in model.model.layers]
     states = [
         {name: torch.zeros(1, *shape, dtype=torch.float64) for name, (shape, _) in spec.items()} for spec in blank
     ]
+    exact = partial(step, copies)
     # Forward-mode derivatives, of which there are none, keep kernels out; with gradients no product is padded.
     with torch.inference_mode(False), torch.enable_grad(), forward_ad.dual_level():
-        logits, changed = record(step, states)
+        logits, changed = record(exact, states)
     source = write(logits, changed, like.element_size(), shared, **limits)
     program = Program(source, like.device, like.dtype, placed, blocks)
+    # It computes in float32, from weights that are rounded to the model's dtype where they are made from others.
+    stored = all(torch.equal(w.to(like.dtype).to(w.dtype), w) for w in source.weights)
+    dtype = torch.float32 if stored else like.dtype
     with torch.inference_mode():
-        _check(program, step, states)
+        _check(program, exact, states, partial(step, copied(dtype)), dtype)
     return program
 
 
-def _check(program: Program, step: Any, states: Sequence[Mapping[str, Tensor]]) -> None:
+def _check(program: Program, exact: _Run, states: _States, near: _Run, dtype: torch.dtype) -> None:
     """Compare a few steps of a new program with the recorded function.
+
+    Args:
+        near: the same in this dtype, whose error says how much rounding costs.
 
     Raises:
         KernelError: a state, or the logit of a byte that it drew, is further off than rounding takes it.
     """
-    cache: Any = states
+
+    def off(x: Tensor, right: Tensor) -> float:
+        return float((x - right).norm() / (right.norm() or 1))
+
     token = torch.zeros(1, 1, dtype=torch.long)
-    run = Run(program, by_name(states), token.to(program.device))
+    run, truth, rounded = Run(program, by_name(states), token.to(program.device)), states, [None] * len(states)
     shown = torch.zeros(1, dtype=torch.long, device=program.device)
     seen = torch.zeros(program.source.classes, dtype=torch.bool, device=program.device)
     for _ in range(_CHECKED):
         run.draw(shown, None, seen, penalty=1.0, temperature=0.0, top_k=0, top_p=1.0)
-        logits, cache = step(token, cache)
+        (logits, truth), (others, rounded) = exact(token, truth), near(token, rounded)
         if (drawn := int(shown)) < 0:
             check_errors(program.device)
-        spread = float(logits.max() - logits.min())
-        if drawn < 0 or float(logits.max() - logits[drawn]) > _TOLERANCE * spread:
+        most = 2 * limit_of(dtype, off(others, logits)) * float(logits.norm())  # two logits, each as far off as all
+        if drawn < 0 or float(logits.max() - logits[drawn]) > most:
             raise KernelError(
                 f"the program of this model drew the byte {drawn}, which plain PyTorch does not: report it"
             )
         token = torch.tensor([[drawn]])
     saved = {key: torch.empty_like(x, device=program.device) for key, x in by_name(states).items()}
     run.save(saved)
-    for (layer, name), wanted in by_name(cache).items():
-        error = float((saved[layer, name].cpu() - wanted).norm() / (wanted.norm() + 1e-6))
-        if not error < _TOLERANCE:
+    for key, right in by_name(truth).items():
+        error = off(saved[key].cpu(), right)
+        if not error <= limit_of(dtype, off(by_name(rounded)[key], right)):
             raise KernelError(
-                f"the program of this model computes another state {name} of layer {layer}: {error:.1e} off"
+                f"the program of this model computes another state {key[1]} of layer {key[0]}: {error:.1e} off"
             )
 
 
-def by_name(states: Sequence[Mapping[str, Tensor] | None]) -> dict[State, Tensor]:
+def by_name(states: _States) -> dict[State, Tensor]:
     """States by layer and name."""
     return {(layer, name): x for layer, state in enumerate(states) for name, x in (state or {}).items()}

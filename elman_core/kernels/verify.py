@@ -52,6 +52,13 @@ _OPCHECK_ELEMENTS = 1 << 16
 Errors = Mapping[str, float]  # by dtype and tensor: {"bfloat16 d w": 1.9e-3}
 
 
+def limit_of(dtype: torch.dtype, reference: float) -> float:
+    """The largest error that may be rounding, on every machine, where plain PyTorch in this dtype has that of `reference`."""
+    if dtype == torch.float64:
+        return FLOAT64_LIMIT
+    return FACTOR.get(dtype, DEFAULT_FACTOR) * reference + EPS.get(dtype, 1) * torch.finfo(dtype).eps
+
+
 class InputsError(KernelError):
     """The inputs that were drawn are not the cell's: nothing is known about the kernel."""
 
@@ -343,11 +350,7 @@ def _compare(
     if jumps.any():
         gap = (gap - moved).relu()
     reference = same_gap.norm().item() / norm
-    limit = FLOAT64_LIMIT
-    if case.dtype != torch.float64:
-        limit = (
-            FACTOR.get(case.dtype, DEFAULT_FACTOR) * reference + EPS.get(case.dtype, 1) * torch.finfo(case.dtype).eps
-        )
+    limit = limit_of(case.dtype, reference)
     dtype = str(case.dtype).removeprefix("torch.")
     recorded = known.get(f"{dtype} {name}")
     if recorded is not None and reference <= RECORDED_FACTOR * recorded:
