@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import test_bench_suite
@@ -14,6 +15,7 @@ from test_bench_suite import TINY, Overrides, ids, plan, suite
 from train_helpers import write_text
 
 from elman_core.cli import main
+from elman_core.metrics import read_metrics
 from elman_core.registry import ConfigError
 from elman_core.training.settings import from_dict, read_recipe
 
@@ -196,3 +198,46 @@ def test_a_suite_is_carried_to_another_machine_without_its_weights_and_goes_on(t
     assert [job["status"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["ok"] * 3
     assert [len(states(folder)[id].attempts) for id in first] == [1, 1, 2], "what had ended well is not repeated"
     assert manifest.read_text() == whole
+
+
+LOGS = """
+(run / "accuracy.jsonl").write_text('{"kind": "accuracy", "step": 1}\\n')
+lines = [{"kind": "step", "step": i, "loss": 5 / i, "seconds": i / 4, "bytes_seen": 32 * i} for i in range(1, 251)]
+(run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+(run.parent / "ran").open("a").write(run.name + " ")
+"""
+
+
+def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "text", 100_000)
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "stub.py").write_text(STUB + LOGS)
+    monkeypatch.setattr(folder_module, "_launcher", lambda _: (sys.executable, str(tmp_path / "stub.py")))
+    words = ["bench", "small.toml", "--data", "text", "--gpus", "none", "--slots", "1", "--results", "kept.json"]
+
+    def statuses(out, *more):
+        """The exit code, and the status of each job."""
+        code = main([*words, "--json", "--out", out, *more])
+        return code, [job["status"] for job in json.loads(capsys.readouterr().out)["jobs"]]
+
+    assert statuses("none", "--seconds", "0") == (1, ["waiting"] * 3)
+    assert not Path("kept.json").exists()
+    assert statuses("whole") == (0, ["ok"] * 3)
+    kept = json.loads(Path("kept.json").read_text())
+    trials, final = [id for id in kept["runs"] if "trial" in id], "gru-16x1-s42"
+    Path("kept.json").write_text(json.dumps({"format": 1, "runs": {id: kept["runs"][id] for id in trials}}))
+    assert statuses("rest") == (0, ["ok"] * 3)
+    assert Path("rest/runs/ran").read_text() == f"{final} ", "trials of the file choose, and are not repeated"
+    assert json.loads(Path("kept.json").read_text())["runs"][final]["manifest"] == kept["runs"][final]["manifest"]
+    assert statuses("all", "--seconds", "0") == (0, ["ok"] * 3)
+    assert not Path("all/runs/ran").exists()
+    assert Path("all/report.html").exists()
+    old, new = (Path(folder, "runs", final) for folder in ("rest", "all"))
+    assert (new / "accuracy.jsonl").read_bytes() == (old / "accuracy.jsonl").read_bytes()
+    metrics = read_metrics(new)
+    assert (metrics.broken, list(metrics.columns["step"][-2:])) == (0, [247, 250])
+    assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
+    Path("kept.json").write_text(Path("kept.json").read_text().replace("accuracy", "accuracies"))
+    assert main([*words, "--out", "damaged"]) == 2
+    assert "kept.json" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,17 @@ class Board:
 
     Args:
         jobs: in order. lengths: steps or minutes of each job by id, if known. errors: write to standard error, if standard
-            output is for JSON.
+            output is for JSON. watch: called with the states, often.
     """
 
-    def __init__(self, jobs: Sequence[Job], lengths: Mapping[str, TrainSettings], errors: bool = False) -> None:
-        self.jobs, self.lengths = {job.id: job for job in jobs}, lengths
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        lengths: Mapping[str, TrainSettings],
+        errors: bool = False,
+        watch: Callable[[Sequence[State]], None] | None = None,
+    ) -> None:
+        self.jobs, self.lengths, self.watch = {job.id: job for job in jobs}, lengths, watch
         self.console = Console(file=sys.stderr if errors else None, highlight=False)
         self.live: Live | None = None
         self.ended = False
@@ -64,6 +70,8 @@ class Board:
 
     def tick(self, states: Sequence[State]) -> None:
         self.states = states
+        if self.watch is not None:
+            self.watch(states)
         if self.live is None and time.monotonic() - self.said > EVERY:
             self.said = time.monotonic()
             running = [state for state in states if state.status == "running"]

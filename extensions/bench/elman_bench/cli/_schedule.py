@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,8 @@ import typer
 if TYPE_CHECKING:
     from elman_bench.jobs.job import Executor, Job, State
     from elman_bench.jobs.scheduler import Scheduler
+    from elman_bench.suite.plan import Plan
+    from elman_bench.suite.spec import Suite
 
 Gpus = Annotated[str, typer.Option(help="auto, none, UUIDs, or the numbers of nvidia-smi, such as 0,2-5.")]
 Avoid = Annotated[str, typer.Option(help="GPUs to leave out, in the same form.")]
@@ -22,6 +25,13 @@ Slots = Annotated[
 ]
 On = Annotated[str, typer.Option(metavar="local|ray", help="Use this machine, or its Ray cluster (elman-ray).")]
 Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; by default never.")]
+Seconds = Annotated[
+    float | None, typer.Option(min=0, help="Seconds after which running jobs save and stop; the same command goes on.")
+]
+Results = Annotated[
+    Path | None,
+    typer.Option(help="A file of finished runs, which are not repeated in any folder; each that ends is added."),
+]
 Again = Annotated[bool, typer.Option("--again", help="Run failed jobs once more.")]
 
 _CODES = {"oom": 3, "diverged": 4, "timeout": 6}
@@ -85,16 +95,55 @@ def places(on: str, gpus: str, avoid: str, slots: int | None, share: int = 1) ->
     return Places(LocalExecutor(cpu), f"{jobs} at once on the CPU, {each} each", False)
 
 
-def carry_out(
-    jobs: Sequence[Job], executor: Executor, lengths: Mapping[str, Any], again: bool, errors: bool
+def run_suite(
+    suite: Suite,
+    planned: Plan,
+    path: Path,
+    places: Places,
+    timeout: float | None,
+    seconds: float | None,
+    results: Path | None,
+    again: bool,
+    errors: bool = False,
 ) -> tuple[list[State], int]:
-    """Run all jobs and show their progress. Returns their states, and the signal that stopped the scheduler or 0."""
+    """Run the jobs of a suite in its folder, as `carry_out`. `timeout` in minutes, of a job; `seconds` of all."""
+    from elman_bench.suite.folder import Folder
+    from elman_bench.suite.record import Record
+
+    folder = Folder(path)
+    try:
+        record = Record(results, path) if results is not None else None
+        if record is not None:
+            record.restore()
+        jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
+        lengths = {job.id: job.settings.train for job in planned.jobs}
+        ended = record.add if record is not None else None
+        return carry_out(jobs, places.executor, lengths, again, errors, seconds, ended)
+    finally:
+        folder.close()
+
+
+def carry_out(
+    jobs: Sequence[Job],
+    executor: Executor,
+    lengths: Mapping[str, Any],
+    again: bool,
+    errors: bool,
+    seconds: float | None = None,
+    watch: Callable[[Sequence[State]], None] | None = None,
+) -> tuple[list[State], int]:
+    """Run all jobs and show their progress. Returns their states, and the signal that stopped the scheduler or 0.
+
+    Args:
+        errors: write progress to standard error. seconds: after which running jobs save and stop. watch: called with the
+            states, often.
+    """
     from elman_bench.jobs.scheduler import Scheduler
 
     from ._board import Board
 
-    board = Board(jobs, lengths, errors)
-    scheduler = Scheduler(jobs, executor, board, again=again)
+    board = Board(jobs, lengths, errors, watch)
+    scheduler = Scheduler(jobs, executor, board, again, seconds)
     with _signals(scheduler) as received, board.shown():
         states = scheduler.run()
     return states, received[0] if received else 0

@@ -11,7 +11,7 @@ import typer
 
 from elman_core.extension import dump, print, table
 
-from ._schedule import Again, Avoid, Gpus, On, Places, Slots, Timeout, carry_out, exit_code, places
+from ._schedule import Again, Avoid, Gpus, On, Results, Seconds, Slots, Timeout, exit_code, places, run_suite
 
 if TYPE_CHECKING:
     from elman_bench.jobs.job import State
@@ -36,6 +36,8 @@ def bench(
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="A setting; a list of values is tuned."),
     slots: Slots = None,
     timeout: Timeout = None,
+    seconds: Seconds = None,
+    results: Results = None,
     again: Again = False,
     strict: bool = typer.Option(False, "--strict", help="Fail if a model is not installed."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the runs and run nothing."),
@@ -64,7 +66,7 @@ def bench(
     for skipped in planned.skipped:
         print(f"left out: {skipped.model}: {skipped.reason}", file=told)
     print(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", file=told, flush=True)
-    states, signum = _run(chosen, planned, folder, where, timeout, again, json)
+    states, signum = run_suite(chosen, planned, folder, where, timeout, seconds, results, again, errors=json)
     _end(folder, states, planned, json)
     raise typer.Exit(exit_code(states, signum))
 
@@ -85,20 +87,6 @@ def _plan(suite: Suite, overrides: Overrides) -> Plan:
     for job in planned.jobs[:1]:  # all runs have the same text and batch shape
         open_text(job.settings)
     return planned
-
-
-def _run(
-    suite: Suite, planned: Plan, path: Path, places: Places, timeout: float | None, again: bool, json: bool
-) -> tuple[list[State], int]:
-    from elman_bench.suite.folder import Folder
-
-    lengths = {job.id: job.settings.train for job in planned.jobs}
-    folder = Folder(path)
-    try:
-        jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
-        return carry_out(jobs, places.executor, lengths, again, errors=json)
-    finally:
-        folder.close()
 
 
 def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None:

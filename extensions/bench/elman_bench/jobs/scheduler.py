@@ -72,6 +72,7 @@ class Scheduler:
 
     Args:
         jobs: in the order in which they start. again: run failed jobs once more.
+        seconds: after which running jobs save and stop and no other starts; None: never.
         retries: restarts after causes outside the job. grace: seconds to save after SIGTERM. every: seconds between two polls.
 
     Raises:
@@ -84,11 +85,13 @@ class Scheduler:
         executor: Executor,
         observer: Observer,
         again: bool = False,
+        seconds: float | None = None,
         retries: int = RETRIES,
         grace: float = GRACE,
         every: float = 0.2,
     ) -> None:
         self.jobs, self.executor, self.observer = list(jobs), executor, observer
+        self.until = float("inf") if seconds is None else time.monotonic() + seconds
         self.retries, self.grace, self.every = retries, grace, every
         self.states = {job.id: read_state(job.state, job.id) for job in jobs}
         self.active: dict[str, _Active] = {}
@@ -109,6 +112,8 @@ class Scheduler:
         try:
             self._take_up()
             while self.active or (self.queue and not self.stopping):
+                if time.monotonic() > self.until and not self.stopping:
+                    self.stopping = "out of time"
                 self._say_stopping()
                 for active in list(self.active.values()):
                     self._watch(active)
@@ -141,7 +146,8 @@ class Scheduler:
     def _say_stopping(self) -> None:
         if self.stopping and not self._told:
             self._told = True
-            self.observer.event("stopping: running jobs save first; a second Ctrl-C kills them")
+            why, kills = ("out of time", "Ctrl-C") if time.monotonic() > self.until else ("stopping", "a second Ctrl-C")
+            self.observer.event(f"{why}: running jobs save first; {kills} kills them")
 
     # taking up
 

@@ -77,7 +77,7 @@ class Folder:
             ConfigError: the folder has a run of the same name with other settings.
         """
         path = self.path
-        known = _read(path / SUITE)
+        known = read_listed(path / SUITE)
         jobs = {job["id"]: job for job in known.get("jobs", [])}
         _compare(path, jobs, plan)
         states = {id: read_state(path / "jobs" / f"{id}.json", id) for id in jobs}
@@ -116,7 +116,7 @@ class Folder:
         Raises:
             ConfigError: the folder has another command of the same name.
         """
-        known = {job["id"]: job["command"] for job in _read(self.path / JOBS).get("jobs", [])}
+        known = {job["id"]: job["command"] for job in read_listed(self.path / JOBS).get("jobs", [])}
         for id, command in commands.items():
             if id in known and known[id] != list(command):
                 raise ConfigError(
@@ -130,7 +130,7 @@ class Folder:
 
 def known_jobs(path: Path) -> list[Job]:
     """The jobs of a folder, to show or cancel them. Raises `ConfigError` if it is not a folder of jobs."""
-    facts = _read(path / SUITE) or _read(path / JOBS)
+    facts = read_listed(path / SUITE) or read_listed(path / JOBS)
     if not facts:
         raise ConfigError(f"{path} holds no jobs: it has no {SUITE} and no {JOBS}")
     runs = {job["id"]: path / "runs" / job["id"] for job in facts["jobs"] if "settings" in job}
@@ -183,8 +183,8 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file of this folder, or {} if missing. Raises `CheckpointError` if it is damaged."""
+def read_listed(path: Path) -> dict[str, Any]:
+    """suite.json or jobs.json, or {} if missing. Raises `CheckpointError` if it is damaged."""
     try:
         tree = read_json(path)
     except FileNotFoundError:
@@ -228,7 +228,7 @@ def settle(folder: Path, job: str) -> None:
     Raises:
         ConfigError: as `best`. StorageError.
     """
-    facts = _read(folder / SUITE)
+    facts = read_listed(folder / SUITE)
     entries = {entry["id"]: entry for entry in facts["jobs"]}
     entry = entries[job]
     if "chosen" in entry:

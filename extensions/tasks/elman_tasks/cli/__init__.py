@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from elman_bench.cli._schedule import Again, Avoid, Gpus, Slots, Timeout, carry_out, exit_code, places
+from elman_bench.cli._schedule import Again, Avoid, Gpus, Results, Seconds, Slots, Timeout, exit_code, places, run_suite
 
 from elman_core.extension import print, table
 
@@ -101,6 +101,8 @@ def suite(
     share: int = typer.Option(1, min=1, help="Runs on each GPU at once; above 1 their speeds are marked as contended."),
     slots: Slots = None,
     timeout: Timeout = None,
+    seconds: Seconds = None,
+    results: Results = None,
     again: Again = False,
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the runs and run nothing."),
 ) -> None:
@@ -108,7 +110,6 @@ def suite(
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """
-    from elman_bench.suite.folder import Folder
     from elman_bench.suite.plan import Overrides
 
     from elman_tasks import suite as suites
@@ -131,13 +132,7 @@ def suite(
             )
         )
         return
-    held = Folder(folder)
-    try:
-        jobs = held.suite(chosen, planned, None if timeout is None else 60 * timeout, where.env)
-        lengths = {job.id: job.settings.train for job in planned.jobs}
-        states, signum = carry_out(jobs, where.executor, lengths, again, errors=False)
-    finally:
-        held.close()
+    states, signum = run_suite(chosen, planned, folder, where, timeout, seconds, results, again)
     if (ended := suites.finish(folder)) is not None:
         _print(ended[0])
         print(f"report: {ended[1]}\nfigures: {folder / suites.RESULT}")
