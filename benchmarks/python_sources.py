@@ -1,13 +1,14 @@
 """A text of 100 MB or more from the Python sources that are installed here: the same bytes wherever the same files are.
 
-    python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...] [--suffix .py ...]
+    python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...] [--suffix .py ...] [--digest 4abbdd0a]
 
 Every .py file (or every file with a given ending) of the standard library and of the installed packages: each text once, in
 the order of the SHA-256 of its bytes, so that neither paths nor file systems matter and every part of the file holds
 something of every package; each ended by 0x1e.
 What is not UTF-8, is empty or holds a 0x1e itself is left out, and so are this repository's packages (elman*), which change
 between runs that are to be compared; install nothing else meanwhile. FILE.json says what came out: bytes, SHA-256, number of
-files, folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes.
+files, folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes, or another text than that
+whose SHA-256 begins with --digest.
 """
 
 from __future__ import annotations
@@ -81,11 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--least", type=int, default=100_000_000, help="bytes")
     parser.add_argument("--from", dest="where", type=Path, action="append", help="instead of this Python's folders")
     parser.add_argument("--suffix", action="append", help="an ending of the names to take, instead of .py")
+    parser.add_argument("--digest", default="", help="the beginning of the SHA-256 that the text must have")
     given = parser.parse_args(argv)
     facts = write(given.file, given.where or folders(), given.suffix or (".py",))
     print(json.dumps(facts))
     if facts["bytes"] < given.least:
         print(f"{facts['bytes']:,} bytes are less than {given.least:,}: install more packages", file=sys.stderr)
+        return 1
+    if not facts["sha256"].startswith(given.digest):
+        print(f"another text: its SHA-256 is {facts['sha256']}; other packages are installed here", file=sys.stderr)
         return 1
     return 0
 

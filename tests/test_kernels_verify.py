@@ -563,6 +563,15 @@ def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_her
     }  # fmt: skip
 
 
+def test_a_recipe_builds_what_its_options_launch(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(
+        '[model]\nvariant = "gru+lstm"\nhidden_size = 128\nnum_hidden_layers = 2\noptions.lstm.expansion = 1.5\n'
+    )
+    assert main(["build", str(tmp_path / "small.toml"), "--arch", "sm_90", "--dry-run", "--json"]) == 0
+    modules = {b["module"] for b in json.loads(capsys.readouterr().out)}
+    assert {"gru_gates_cuda_bfloat16_128_1", "lstm_gates_cuda_bfloat16_192_1"} <= modules
+
+
 def test_there_are_no_clusters_before_sm_90(built):
     need_nvcc()
     found = built("e42_tied_silu", "--arch", "sm_80", "--width", "64", "--dtype", "bf16")

@@ -25,7 +25,7 @@ def build(
         list[str] | None,
         typer.Argument(
             metavar="[NAME|MODEL]...",
-            help="NAME[:PRESET]@WIDTHxDEPTH, a run or a checkpoint: exactly what training and decoding it launch, at any "
+            help="NAME[:PRESET]@WIDTHxDEPTH, a recipe, run or checkpoint: exactly what training and decoding it launch, at any "
             f"batch size. {_HELP}",
         ),
     ] = None,
@@ -78,16 +78,17 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     from elman_core.kernels import dispatch
     from elman_core.model import LadderConfig, LadderForCausalLM
     from elman_core.model.checkpoint import find_checkpoint
-    from elman_core.registry import ConfigError, parse_size
+    from elman_core.registry import ConfigError
+    from elman_core.training.plan import build_model
 
-    if "@" in model and not Path(model).exists():
-        name, width, depth = parse_size(model)
-        sizes: Any = {"hidden_size": width, "num_hidden_layers": depth}
-        config = LadderConfig(variant=name, **sizes)
-    else:
-        config = LadderConfig.from_pretrained(find_checkpoint(model))
-    with torch.device("meta"):
-        ladder, tokens = LadderForCausalLM(config), torch.zeros(2, 9, dtype=torch.int64)
+    from .train import read_settings
+
+    with torch.device("meta") as meta:
+        if model.endswith(".toml") or ("@" in model and not Path(model).exists()):
+            ladder = build_model(read_settings(model), meta)
+        else:
+            ladder = LadderForCausalLM(LadderConfig.from_pretrained(find_checkpoint(model)))
+        tokens = torch.zeros(2, 9, dtype=torch.int64)
     with dispatch.asking() as asked:
         for dtype in dtypes or [torch.bfloat16]:
             ladder.to(dtype)(tokens)
