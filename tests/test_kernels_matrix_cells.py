@@ -1,7 +1,9 @@
 """The matrix-state skeleton with other cells than E88's: its C++ loops, its GPU source on emulated threads, and nvcc."""
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +28,27 @@ def decayed_by_line(s: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return gate.sigmoid() * s + k * v
 
 
+def tanh_last(s: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, last: Tensor) -> Tensor:
+    new = decay * s + k * beta * (v - k.mT @ s)
+    return torch.where(last != 0, new.tanh(), new)
+
+
+def trapezoid(s: Tensor, k: Tensor, before: Tensor, v: Tensor, past: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return a * s + b * before * past + c * k * v
+
+
+def _every_third(inputs: dict[str, Any], _: Mapping[str, Any]) -> None:
+    inputs["last"] = (
+        (torch.arange(inputs["last"].shape[1])[:, None] % 3 == 1).to(inputs["last"]).expand_as(inputs["last"])
+    )
+
+
 def written(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     return decay * s + k * beta * (gate * v - k.mT @ s)
 
 
+DECAYED = Maps(("q", "k", "v"), ("q", "k"), ("mamba", "sigmoid"))
+THREE = Maps((), ("k",), ("sigmoid",) * 3)
 CELLS = LINEAR | {
     "written": Made(  # sixteen steps at once, without an option that says so
         written,
@@ -39,6 +58,23 @@ CELLS = LINEAR | {
         back="""const T b = x.c[1] * d.write;
     return {-b, {b * x.in[1], b * x.in[0]}, {d.keep, d.write * (x.in[1] * x.in[0] - x.r)}};""",
         declared={"lines": ("gate",), "scalars": ("decay", "beta"), "delta": True},
+    ),
+    "tanh_last": Made(  # several steps a token, of which the last has phi
+        tanh_last,
+        counts="scalars = 3, squash_scalar = 2",
+        flags="scalar_keep = true",
+        line="return {x.c[0], x.c[1] * (x.in[0] - x.r)};",
+        back="""const T b = x.c[1] * d.write;
+    return {-b, {b}, {d.keep, d.write * (x.in[0] - x.r)}};""",
+        declared={"scalars": ("decay", "beta", "last"), "maps": (DECAYED,), "adjust": _every_third},
+    ),
+    "trapezoid": Made(  # two writes without a retrieval: Mamba-3
+        trapezoid,
+        counts="lines = 2, vectors = 1, second_vector = 0, scalars = 3",
+        flags="retrieves = false, squashes = false, scalar_keep = true, backward_uses_r = false",
+        line="return {x.c[0], x.c[2] * x.in[0], x.c[1] * x.in[1]};",
+        back="return {T(0), {x.c[2] * d.write, x.c[1] * d.second}, {d.keep, x.in[1] * d.second, x.in[0] * d.write}};",
+        declared={"vectors": ("before",), "lines": ("past",), "scalars": ("a", "b", "c"), "maps": (THREE,)},
     ),
     "made_up": Made(  # nothing is retrieved, and heads share their keys
         decayed_by_line,
@@ -56,6 +92,8 @@ HOST = dict.fromkeys(CELLS, (case((2, 21, 2, 8, 6), f64, fused=True, masked=True
         case((1, 18, 2, 4, 3), f64, on=("linear_state", "write")),
     ),
     "kimi_delta": (case((2, 21, 2, 8, 6), f64, maps=KIMI, fused=True, masked=True),),
+    "tanh_last": (case((2, 21, 2, 8, 6), f64, maps=DECAYED, fused=True, masked=True, packed=True),),
+    "trapezoid": (case((2, 21, 2, 8, 6), f64, maps=THREE, masked=True, packed=True),),
     "made_up": (case((2, 21, 3, 8, 6), f64, strided=True, masked=True), case((1, 5, 1, 8, 6), f64)),
 }
 EMULATED = {
@@ -75,6 +113,17 @@ EMULATED = {
         case((1, 18, 1, 32, 24), bf16, wide=0b101),
         case((1, 19, 2, 64, 64), bf16, wide=0b001, masked=True, packed=True),
         case((1, 18, 1, 8, 20), f32),
+    ),
+    "tanh_last": (
+        case((2, 20, 3, 16, 16), bf16, maps=DECAYED, fused=True, masked=True, packed=True),
+        case((1, 18, 2, 32, 40), bf16, packed=True),
+        case((1, 18, 1, 64, 72), f16),
+        case((1, 18, 1, 8, 20), f32, masked=True),
+    ),
+    "trapezoid": (
+        case((2, 20, 3, 16, 16), bf16, maps=THREE, masked=True, packed=True),
+        case((1, 18, 1, 128, 72), bf16, packed=True),
+        case((1, 18, 1, 32, 44), f32, masked=True),
     ),
     "made_up": (
         case((2, 18, 3, 24, 17), bf16, bare=True),
@@ -132,6 +181,13 @@ def test_the_loops_of_the_host_equal_the_reference(name: str, kernels: dict[str,
     need_host_compiler()
     checked = name in ("gated_deltanet", "rwkv7")  # signatures of every kind
     report = verify(kernels[name].spec(), "host", cases=HOST[name], opcheck=checked)
+    assert report.passed, "\n".join(failures(report))
+
+
+def test_steps_without_tanh_on_a_cpu_equal_the_reference(kernels: dict[str, MatrixKernel]) -> None:
+    need_host_compiler()
+    problem = case((2, 21, 3, 12, 20), bf16, maps=DECAYED, fused=True, masked=True, packed=True)
+    report = verify(kernels["tanh_last"].spec(), "cpu", cases=[problem])
     assert report.passed, "\n".join(failures(report))
 
 

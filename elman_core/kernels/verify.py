@@ -246,6 +246,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             [outputs[k] for k in wanted],
             list(named.values()),
             [gradients[k].to(outputs[k].dtype) for k in wanted],
+            materialize_grads=True,  # of a flag among the inputs: 0
         )
         return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
 

@@ -6,7 +6,7 @@
 //   -DELMAN_LINEAR = whether the option linear_state is on
 //   -DELMAN_PACKED = on a GPU, whether calls have starts of documents
 //   -DELMAN_WIDE = which vectors are float beside 16-bit storage: a set of bits
-//   -DELMAN_KIND0, -DELMAN_KIND1 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
+//   -DELMAN_KIND0, -DELMAN_KIND1, -DELMAN_KIND2 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
 //
 #pragma once
 
@@ -27,7 +27,8 @@ struct Options {
   static constexpr bool linear = ELMAN_LINEAR, packed = ELMAN_PACKED;
   static constexpr unsigned silu = ELMAN_SILU, l2 = ELMAN_L2, shared = ELMAN_SHARED, wide = ELMAN_WIDE;
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
-                                     kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1);
+                                     kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1),
+                                     kind2 = static_cast<elman::ScalarKind>(ELMAN_KIND2);
 };
 
 // What of a call is not this module's, or missing; null where all is well.

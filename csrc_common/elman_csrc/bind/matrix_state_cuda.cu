@@ -35,9 +35,13 @@ matrix::Inputs inputs(const MatrixCall& c) {
   matrix::Inputs x{};
   x.k = at<void>(c.k.address), x.q = at<void>(c.q.address), x.k_step = c.k.step, x.q_step = c.q.step;
   for (int i = 0; i < Cell::lines; i++) x.line[i] = at<void>(c.line[i].address), x.line_step[i] = c.line[i].step;
-  for (int i = 0; i < Cell::scalars; i++) x.scalar[i] = at<void>(c.scalar[i].address), x.scalar_step[i] = c.scalar[i].step;
+  for (int i = 0; i < Cell::scalars && i < 2; i++) x.scalar[i] = at<void>(c.scalar[i].address), x.scalar_step[i] = c.scalar[i].step;
   x.a_log = at<float>(c.A_log), x.dt_bias = at<float>(c.dt_bias), x.mask = at<unsigned char>(c.mask);
   return x;
+}
+
+matrix::ThirdScalar third(const MatrixCall& c) {
+  return {at<void>(c.scalar[2].address), at<void>(c.dscalar[2].address), c.scalar[2].step, c.dscalar[2].step};
 }
 
 matrix::Vectors vectors(const MatrixCall& c) {
@@ -70,7 +74,7 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   a.s0 = at<float>(c->S0), a.s1 = at<float>(c->s1), a.state_line = c->state_line, a.state_row = c->state_row;
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
-  a.starts = at<unsigned char>(c->starts);
+  a.starts = at<unsigned char>(c->starts), a.third = third(*c);
   return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
 }
 
@@ -83,8 +87,10 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   a.dk = at<void>(c->dk.address), a.dq = at<void>(c->dq.address), a.dk_step = c->dk.step, a.dq_step = c->dq.step;
   for (int i = 0; i < Cell::vectors; i++) a.dvector[i] = at<void>(c->dvector[i].address), a.dvector_step[i] = c->dvector[i].step;
   for (int i = 0; i < Cell::lines; i++) a.dline[i] = at<void>(c->dline[i].address), a.dline_step[i] = c->dline[i].step;
-  for (int i = 0; i < Cell::scalars; i++) a.dscalar[i] = at<void>(c->dscalar[i].address), a.dscalar_step[i] = c->dscalar[i].step;
+  for (int i = 0; i < Cell::scalars && i < 2; i++)
+    a.dscalar[i] = at<void>(c->dscalar[i].address), a.dscalar_step[i] = c->dscalar[i].step;
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]), a.dparam[i] = at<float>(c->dparam[i]);
   a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts), a.starts = at<unsigned char>(c->starts);
+  a.third = third(*c);
   return said(matrix::launch_backward<Backward>(a, at<CUstream_st>(c->stream)));
 }

@@ -68,6 +68,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         WIDE=form.wide,
         KIND0=form.kinds[0],
         KIND1=form.kinds[1],
+        KIND2=(*form.kinds, 0)[2],
     )
 
 

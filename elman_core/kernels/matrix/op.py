@@ -50,7 +50,7 @@ class MatrixKernel(Compiled):
         reference: `reference(q, k, *vectors, v, *lines, *scalars, *params, state, mask, starts, **options) -> (o, state)`,
             called with the inputs after `maps`.
         vectors: names of the inputs (B, T, H, N) beside q and k, at most 3.
-        lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: names of the inputs (B, T, H), at most 2.
+        lines: names of the inputs (B, T, H, V) beside v, at most 3. scalars: names of the inputs (B, T, H), at most 3.
             params: names of the learned constants (H, V), at most 4. All in the order of the cell's.
         optional: the last scalar, if it may be None. options: names of bools, which are also keywords of the reference. The
             cell's template arguments are the options, then whether the optional scalar is given.

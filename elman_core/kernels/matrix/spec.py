@@ -58,7 +58,7 @@ class Form:
 
     Attributes:
         arguments: of the cell's template: the options, then whether the optional scalar is given.
-        silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of the two scalars, from `KINDS`.
+        silu, normalised, shared: which of k, q and the lines these are, as bits. kinds: of two or three scalars, in `KINDS`.
         packed: whether documents start inside rows, which a GPU's modules are compiled for.
         wide: which vectors are float32 beside 16 bits, as bits.
     """
@@ -108,7 +108,7 @@ class MatrixCell(Cell):
         limit(
             self.name,
             vectors=(len(self.vectors), 0, 3), lines_beside_v=(len(self.lines) - 1, 0, 3),
-            scalars=(len(self.scalars), 0, 2), params=(len(self.params), 0, 4),
+            scalars=(len(self.scalars), 0, 2 if self.delta else 3), params=(len(self.params), 0, 4),
         )  # fmt: skip
         if wrong := set(self.shared) - {"q", "k", *self.lines}:
             raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
@@ -210,7 +210,7 @@ class MatrixCell(Cell):
             sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)
         )
         scalars = len(self.scalars) - (not given)
-        kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(2))
+        kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(max(2, len(self.scalars))))
         return str(Form(arguments, silu, normalised, shared, kinds, packed, wide))
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:

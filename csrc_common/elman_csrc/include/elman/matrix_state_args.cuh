@@ -19,8 +19,8 @@ struct Inputs {
   const void* k;  // [B,T,H,N], heads and elements contiguous, `_step` elements from one time step to the next; [B,T,N] if shared
   const void* q;
   const void* line[kMostLines];  // [B,T,H,V]; [B,T,V] if shared
-  const void* scalar[kMostScalars];  // [B,T,H]; fp32 if given, else storage type
-  int64_t k_step, q_step, line_step[kMostLines], scalar_step[kMostScalars];
+  const void* scalar[2];  // [B,T,H]; fp32 if given, else storage type
+  int64_t k_step, q_step, line_step[kMostLines], scalar_step[2];
   const float* a_log;  // [H], for ScalarKind::mamba
   const float* dt_bias;  // [H]
   const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
@@ -29,6 +29,12 @@ struct Inputs {
 struct Vectors {  // vectors beside k and q, laid out as k
   const void* x[kMostVectors];
   int64_t step[kMostVectors];
+};
+
+struct ThirdScalar {  // and its gradient; the last arguments, so that all others are where cells without it had them
+  const void* x;
+  void* dx;
+  int64_t step, dx_step;
 };
 
 struct ForwardArgs {
@@ -42,6 +48,7 @@ struct ForwardArgs {
   const float* param[kMostParams];  // [H,V]
   Vectors more;
   const unsigned char* starts;  // [B,T], 1 = the state is 0 before the step; read if P::packed
+  ThirdScalar third;
 };
 
 struct BackwardArgs {
@@ -55,8 +62,8 @@ struct BackwardArgs {
   void* dk;  // laid out as the inputs, with its own step; for a shared vector, each head's share
   void* dq;
   void* dline[kMostLines];
-  void* dscalar[kMostScalars];
-  int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[kMostScalars];
+  void* dscalar[2];
+  int64_t dk_step, dq_step, dline_step[kMostLines], dscalar_step[2];
   float* dhead;  // [PARTS,2,B,H]: sums over time of the gradients of A_log and dt_bias; mamba only
   float* parts;  // [PARTS, B*T*H, part_width] if PARTS > 1: incomplete sums over lines
   const float* param[kMostParams];
@@ -65,6 +72,7 @@ struct BackwardArgs {
   void* dvector[kMostVectors];
   int64_t dvector_step[kMostVectors];
   const unsigned char* starts;  // as in ForwardArgs
+  ThirdScalar third;
 };
 
 template <class P>

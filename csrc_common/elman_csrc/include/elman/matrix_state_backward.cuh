@@ -438,9 +438,11 @@ __global__ void __launch_bounds__(256) add_parts_kernel(const __grid_constant__ 
     if (lane >= P::NS) continue;
     float d = 0;
     for (int p = 0; p < P::PARTS; p++) d += from[(p * rows + 1) * P::part_width - 4 + lane];
-    const int64_t to = token * a.dscalar_step[lane] + h;
-    if ((lane ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(a.dscalar[lane])[to] = d;
-    else static_cast<Store*>(a.dscalar[lane])[to] = from_float<Store>(d);
+    const bool third = P::NS > 2 && lane == 2;
+    const int64_t to = token * (third ? a.third.dx_step : a.dscalar_step[lane]) + h;
+    void* at = third ? a.third.dx : a.dscalar[lane];
+    if ((third ? P::kind2 : lane ? P::kind1 : P::kind0) == ScalarKind::given) static_cast<float*>(at)[to] = d;
+    else static_cast<Store*>(at)[to] = from_float<Store>(d);
   }
 }
 

@@ -24,18 +24,19 @@
 // A cell is a struct derived from MatrixCell, whose defaults are those of a cell that is given v alone:
 //
 //   lines            inputs per line, v among them: 1 to 4, each [B,T,H,V]
-//   scalars          inputs per head: 0 to 2, each [B,T,H]
+//   scalars          inputs per head: 0 to 3, each [B,T,H]
 //   params           learned constants per line: 0 to 4, each [H,V]
 //   vectors          vectors of a step beside k and q: 0 to 3, each [B,T,H,N]
 //   read_vector      which of them retrieves; -1: none. keep_vector, second_vector: likewise g and l
 //   reads_with_k     whether k multiplies the read_vector
 //   retrieves        whether there is an r; else it is 0
 //   squashes         whether phi is tanh
+//   squash_scalar    the scalar that is 0 in steps without phi; -1: none. Several steps of one token have phi in the last; its gradient is 0
 //   scalar_keep      keep is c[0] itself: then d.keep arrives unsummed over i, g.c[0] must be d.keep, and nothing else may read it
 //   backward_uses_r  keep or line_backward depend on r; of an elementwise cell, anything does
 //   delta            write is a - b r with b a function of c[1] alone: then, in 16-bit storage and with 227 KB of shared memory, states
-//                    of more than 32 elements take 16 steps at once. Needs scalar_keep and retrieves, no squashes, and neither params,
-//                    folded, vectors, elementwise nor energy
+//                    of more than 32 elements take 16 steps at once. Needs scalar_keep and retrieves, no squashes, at most two scalars, and
+//                    neither params, folded, vectors, elementwise nor energy
 //   energy           whether there is an energy; else it is 0
 //   elementwise      whether it has `element` and `element_backward`
 //   folded           numbers per line that `line` is given as `in` instead of the inputs and learned constants: `fold` makes them of these, once and
@@ -71,7 +72,7 @@ struct MatrixElement {  // dL/ds, dL/dk, and an element's share of those of (kee
 
 struct MatrixCell {
   static constexpr int lines = 1, folded = 0, scalars = 0, params = 0, vectors = 0;
-  static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1;
+  static constexpr int read_vector = -1, keep_vector = -1, second_vector = -1, squash_scalar = -1;
   static constexpr bool retrieves = true, squashes = true, scalar_keep = false, backward_uses_r = true, reads_with_k = true;
   static constexpr bool delta = false, energy = false, elementwise = false;
   template <class Math, class T>
@@ -108,7 +109,7 @@ enum class ScalarKind { given, sigmoid, mamba };
 
 namespace matrix {
 
-constexpr int kMostLines = 4, kMostScalars = 2, kMostParams = 4, kMostVectors = 3;
+constexpr int kMostLines = 4, kMostScalars = 3, kMostParams = 4, kMostVectors = 3;
 constexpr int kInterval = 16;  // steps between checkpoints
 constexpr double kNormEps = 1e-12;
 
@@ -118,16 +119,27 @@ constexpr bool within_limits() {
   static_assert(Cell::lines >= 1 && Cell::lines <= kMostLines && Cell::folded >= 0 && Cell::folded <= kMostLines &&
                     Cell::scalars >= 0 && Cell::scalars <= kMostScalars && Cell::params >= 0 && Cell::params <= kMostParams &&
                     Cell::vectors >= 0 && Cell::vectors <= kMostVectors,
-                "a cell has 1 to 4 lines, 0 to 4 of them folded, 0 to 2 scalars, 0 to 4 params and 0 to 3 vectors");
+                "a cell has 1 to 4 lines, 0 to 4 of them folded, 0 to 3 scalars, 0 to 4 params and 0 to 3 vectors");
   static_assert(Cell::read_vector < Cell::vectors && Cell::keep_vector < Cell::vectors && Cell::second_vector < Cell::vectors,
                 "read_vector, keep_vector and second_vector count from 0 and are below `vectors`");
   static_assert(!Cell::scalar_keep || Cell::scalars > 0, "scalar_keep means that keep is c[0], so there must be a scalar");
+  static_assert(Cell::squash_scalar < Cell::scalars && (Cell::squashes || Cell::squash_scalar < 0),
+                "squash_scalar counts from 0, is below `scalars`, and needs squashes");
   static_assert(!Cell::elementwise || (Cell::keep_vector < 0 && Cell::second_vector < 0),
                 "an elementwise cell has neither keep_vector nor second_vector");
-  static_assert(!Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && Cell::params == 0 &&
-                                 Cell::folded == 0 && Cell::vectors == 0 && !Cell::elementwise && !Cell::energy),
-                "delta needs scalar_keep and retrieves, no squashes, and neither params, folded, vectors, elementwise nor energy");
+  static_assert(
+      !Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && Cell::scalars <= 2 && Cell::params == 0 &&
+                       Cell::folded == 0 && Cell::vectors == 0 && !Cell::elementwise && !Cell::energy),
+      "delta needs scalar_keep and retrieves, no squashes, at most two scalars, and neither params, folded, vectors, "
+      "elementwise nor energy");
   return true;
+}
+
+// Whether phi is tanh in a step with scalars c.
+template <class Cell, class T>
+ELMAN_HD constexpr bool squashes(const T* c) {
+  if constexpr (Cell::squash_scalar >= 0) return c[Cell::squash_scalar] != T(0);
+  else return Cell::squashes;
 }
 
 // Sets of inputs are bits: of k, of q, then of the lines in their order.

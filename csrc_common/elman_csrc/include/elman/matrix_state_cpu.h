@@ -47,7 +47,7 @@ struct Skeleton : Steps<Cell, N, V> {
   using Base::reads, Base::keeps, Base::seconds, Base::L, Base::kTiles, Base::kLines, Base::kParams, Base::kInputs, Base::kZeros;
   using typename Base::Gradients, typename Base::Line, typename Base::Lines, typename Base::Math, typename Base::Step,
       typename Base::Tile;
-  static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
+  static constexpr ScalarKind kind[kMostScalars] = {Options::kind0, Options::kind1, Options::kind2};
   struct Memory {
     Step step[kInterval];
     Gradients gradient[kInterval];

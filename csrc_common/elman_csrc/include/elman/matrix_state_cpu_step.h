@@ -68,6 +68,7 @@ struct Steps {
     }
     Line keep, write, second;
     std::memcpy(keep, w.keep, sizeof keep), std::memcpy(write, w.write, sizeof write), std::memcpy(second, w.second, sizeof second);
+    const bool squash = squashes<Cell>(x.c);
     for (int i = 0; i < N; i++)
       for (int u = 0; u < U; u++) {
         F e;
@@ -79,7 +80,7 @@ struct Steps {
           e += x.k[i] * write[u];
           if (seconds) e += x.l[i] * second[u];
         }
-        if (Cell::squashes) e = Math::tanh(e);
+        if (squash) e = Math::tanh(e);
         now.row[i][u] = e;
         if (reads_out) o[u] += x.q[i] * e;
       }
@@ -108,11 +109,12 @@ struct Steps {
                       const Lines& w, const Line& dout, Tile& D, Gradients& g, float (&dparam)[kParams][kLines]) {
     Line keep, write, second, dkeep{}, dwrite{}, dsecond{};
     std::memcpy(keep, w.keep, sizeof keep), std::memcpy(write, w.write, sizeof write), std::memcpy(second, w.second, sizeof second);
+    const bool squash = squashes<Cell>(x.c);
     for (int i = 0; i < N; i++) {
       F dq{}, dk{}, dg{}, dl{};
       for (int u = 0; u < U; u++) {
         const F s = now.row[i][u], was = old.row[i][u], d = D.row[i][u] + x.q[i] * dout[u];
-        const F P = Cell::squashes ? d * (1.f - s * s) : d;
+        const F P = squash ? d * (1.f - s * s) : d;
         dq += s * dout[u];
         if constexpr (Cell::elementwise) {
           F e[5];

@@ -247,15 +247,18 @@ __device__ __forceinline__ void give_scalars(const BackwardArgs& a, const Backwa
     }
     d = line_sum<G>(d);
     if (sub != 0 || s >= count) continue;
-    const bool first = w == 0;
-    const ScalarKind kind = first ? P::kind0 : P::kind1;
+    const bool first = w == 0, third = P::NS > 2 && w == 2;
+    const ScalarKind kind = first ? P::kind0 : third ? P::kind2 : P::kind1;
     const ScalarGrad<float> g = scalar_adjoint<typename P::Math>(kind, d, x.scalar[w][s], x.raw[w][s], sc.rate, sc.bias);
     if (P::mamba && first) sums.log += g.da_log, sums.bias += g.dx;
     if constexpr (P::PARTS > 1) {
       part[s * part_step + P::part_width - 4 + w] = g.dx;
     } else {
-      const int64_t to = (int64_t(at.b) * a.n.T + t0 + s) * (first ? a.dscalar_step[0] : a.dscalar_step[1]) + at.h;
-      void* d = first ? a.dscalar[0] : a.dscalar[1];
+      const int64_t to = (int64_t(at.b) * a.n.T + t0 + s) * (first   ? a.dscalar_step[0]
+                                                             : third ? a.third.dx_step
+                                                                     : a.dscalar_step[1]) +
+                         at.h;
+      void* d = first ? a.dscalar[0] : third ? a.third.dx : a.dscalar[1];
       if (kind == ScalarKind::given) static_cast<float*>(d)[to] = g.dx;
       else static_cast<typename P::Store*>(d)[to] = from_float<typename P::Store>(g.dx);
     }

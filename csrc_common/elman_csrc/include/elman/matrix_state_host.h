@@ -47,7 +47,7 @@ template <class Cell, class Options, class T>
 struct Driver {
   static_assert(within_limits<Cell>());
   static constexpr bool reads = Cell::read_vector >= 0, keeps = Cell::keep_vector >= 0, seconds = Cell::second_vector >= 0;
-  static constexpr ScalarKind kind[2] = {Options::kind0, Options::kind1};
+  static constexpr ScalarKind kind[kMostScalars] = {Options::kind0, Options::kind1, Options::kind2};
   Sizes n;
   Inputs<T> x;
   StateLayout at;
@@ -134,14 +134,14 @@ struct Driver {
       for (int i = 0; i < n.N; i++) {
         T e = w.keep * s.g[i] * S[v * n.N + i] + s.k[i] * w.write + s.l[i] * w.second;
         if constexpr (Cell::elementwise) e = Cell::template element<Exact>(S[v * n.N + i], s.k[i], w);
-        S[v * n.N + i] = Cell::squashes ? Exact::tanh(e) : e;
+        S[v * n.N + i] = squashes<Cell>(s.c) ? Exact::tanh(e) : e;
       }
     }
   }
 
   // Whether write is a - b r, with the same b for other lines and another c[0].
   bool affine(MatrixIn<T> in, T write) const {
-    const T r = in.r, c[kMostScalars] = {in.c[0] / 2, in.c[1]}, zeros[kMostLines] = {};
+    const T r = in.r, c[2] = {in.c[0] / 2, in.c[1]}, zeros[kMostLines] = {};
     auto at = [&](T r) { return in.r = r, Cell::template line<Exact>(in).write; };
     const T a = at(0), b = a - at(1);
     in.in = zeros, in.c = c;
@@ -214,7 +214,7 @@ struct Driver {
           if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU: this exposes a cell that does use it
           MatrixLine<T> dw{};
           for (int i = 0; i < N; i++) {
-            const T old = Sp[v * N + i], P = Cell::squashes ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
+            const T old = Sp[v * N + i], P = squashes<Cell>(x_.c) ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];
             MatrixElement<T> e{w.keep * x_.g[i] * P, P * w.write, {P * x_.g[i] * old, P * x_.k[i], P * x_.l[i]}};
             if constexpr (Cell::elementwise) e = Cell::template element_backward<Exact>(P, old, x_.k[i], w);
             d[i] = e.s, dk[i] += e.k, dg[i] += w.keep * P * old, dl[i] += P * w.second;

@@ -89,29 +89,39 @@ __device__ __forceinline__ float silu_slope(float x) {
 // Rounds x to 10 bits of mantissa, to nearest; NaN and infinity stay.
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
-// Scalars and mask of the next segment, in a register until it starts: the first lanes hold scalar 0, the next ones scalar 1. For sixteen steps at once they
-// keep their type in memory, if both have the same: a conversion would wait for the load.
+// Scalars and mask of the next segment, in a register until it starts: the first lanes hold scalar 0, the next ones scalar 1; the first also hold a third.
+// For sixteen steps at once they keep their type in memory, if both have the same: a conversion would wait for the load.
 template <class P>
 struct Scalars {
   static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);
+  static constexpr int first = P::NS < 2 ? P::NS : 2;  // held in x
   std::conditional_t<fp32, float, typename P::Store> x = {};
+  float third = 0;
   float rate = 0, bias = 0;  // for mamba: exp(A_log), dt_bias
   bool hold = false, fresh = false;
   const unsigned char* starts;
+  const void* from;  // the third scalar
+  int64_t step;
   template <class Args>
-  __device__ __forceinline__ Scalars(const Args& a, int h) : starts(a.starts) {
+  __device__ __forceinline__ Scalars(const Args& a, int h) : starts(a.starts), from(a.third.x), step(a.third.step) {
     if (P::mamba) rate = expf(a.in.a_log[h]), bias = a.in.dt_bias[h];
   }
   __device__ __forceinline__ void fetch(const Inputs& in, const Sizes& n, int b, int h, int t0, int tl) {
     if (!P::blocked && tl >= 32) return;  // otherwise each warp has the mask
     const int s = tl % P::steps, w = (P::blocked ? tl % 32 : tl) / P::steps, t = min(t0 + s, n.T - 1);
-    if (w < P::NS) {
+    if (w < first) {
       const void* from = w ? in.scalar[1] : in.scalar[0];
       const int64_t i = (int64_t(b) * n.T + t) * (w ? in.scalar_step[1] : in.scalar_step[0]) + h;
       const bool given = (w ? P::kind1 : P::kind0) == ScalarKind::given;
       if constexpr (fp32) x = given ? static_cast<const float*>(from)[i] : to_float(static_cast<const typename P::Store*>(from)[i]);
       else x = static_cast<const typename P::Store*>(from)[i];
     }
+    if constexpr (P::NS > 2)
+      if (w == 0) {
+        const int64_t i = (int64_t(b) * n.T + t) * step + h;
+        third = P::kind2 == ScalarKind::given ? static_cast<const float*>(from)[i]
+                                              : to_float(static_cast<const typename P::Store*>(from)[i]);
+      }
     hold = t0 + s >= n.T || (in.mask && in.mask[int64_t(b) * n.T + t] == 0);
     if constexpr (P::packed) fresh = t0 + s < n.T && starts[int64_t(b) * n.T + t];
   }
@@ -304,13 +314,15 @@ __device__ __forceinline__ void make_lines(Ready<P>& x, const Staging<P>& raw, c
 }
 template <class P>
 __device__ __forceinline__ void make_scalars(Ready<P>& x, const Scalars<P>& sc, int tl) {
-  if (tl < P::steps * P::NS) {
+  if (tl < P::steps * Scalars<P>::first) {
     const int w = tl / P::steps, s = tl % P::steps;
     const ScalarKind kind = w ? P::kind1 : P::kind0;
     const float c = to_float(sc.x);
     x.raw[w][s] = c;
     x.scalar[w][s] = scalar_map<typename P::Math>(kind, c, sc.rate, sc.bias);
   }
+  if constexpr (P::NS > 2)
+    if (tl < P::steps) x.raw[2][tl] = sc.third, x.scalar[2][tl] = scalar_map<typename P::Math>(P::kind2, sc.third, 0.f, 0.f);
   if (tl < P::steps) x.hold[tl] = sc.hold ? 1.f : 0.f;
   if constexpr (P::packed)
     if (tl < P::steps) x.fresh[tl] = sc.fresh ? 1.f : 0.f;

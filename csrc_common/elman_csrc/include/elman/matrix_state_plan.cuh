@@ -164,10 +164,10 @@ struct Plan {
   static constexpr int most_lines = large || (tensor && N <= 16) ? 2 : 1;  // per lane in the backward
   // Steps per turn of the forward's loop. Many warps are at different places of the loop, so the instruction cache should hold it.
   static constexpr int unrolled = straight ? 4 : segment;
-  static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1;
+  static constexpr ScalarKind kind0 = Opt::kind0, kind1 = Opt::kind1, kind2 = Opt::kind2;
   static constexpr bool packed = Opt::packed;
   static constexpr bool mamba = kind0 == ScalarKind::mamba;
-  static_assert(kind1 != ScalarKind::mamba, "only scalar 0 is a decay");
+  static_assert(kind1 != ScalarKind::mamba && kind2 != ScalarKind::mamba, "only scalar 0 is a decay");
 };
 
 }  // namespace elman::matrix

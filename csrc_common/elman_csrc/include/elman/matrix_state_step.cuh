@@ -135,7 +135,7 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
   }
 #pragma unroll
   for (int e = 0; e < P::E; e++) {
-    if (P::Cell::squashes) x[e] = P::Math::tanh(x[e]);
+    if (squashes<typename P::Cell>(c)) x[e] = P::Math::tanh(x[e]);
     S[e] = MayHold && hold ? S[e] : x[e];
   }
 }

@@ -89,7 +89,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
 #pragma unroll
     for (int i = 0; i < R; i++) {
       dS[i] = fmaf(q[i], dy, dS[i]);
-      Pm[i] = P::Cell::squashes ? dS[i] * fmaf(-S[i], S[i], 1.f) : dS[i];
+      Pm[i] = squashes<typename P::Cell>(c) ? dS[i] * fmaf(-S[i], S[i], 1.f) : dS[i];
       if (MayHold && hold) Pm[i] = 0.f;
     }
     const MatrixIn<float> x_ = given<P>(rs[s][0], in[0], c, par[0], Sp, 0);

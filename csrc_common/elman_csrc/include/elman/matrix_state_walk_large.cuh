@@ -228,7 +228,7 @@ __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int r
         w[m] = P::Cell::template line<typename P::Math, float>({r[m], in[m], c, par[m]});
         weights[m] = of_write(w[m]);
       }
-      if constexpr (P::Cell::squashes) {
+      if (squashes<typename P::Cell>(c)) {
 #pragma unroll
         for (int e = 0; e < E; e++) {
           const float S = unpacked<P>(state, e);

@@ -55,7 +55,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
 #pragma unroll
         for (int e = 0; e < E; e++) {
           next[e] = fmaf(w.keep, S[e], next[e]);
-          if (P::Cell::squashes) next[e] = P::Math::tanh(next[e]);
+          if (squashes<typename P::Cell>(c)) next[e] = P::Math::tanh(next[e]);
           S[e] = hold ? S[e] : next[e];
         }
       } else if constexpr (P::keeps_r) update<P, MayHold>(S, retrieved[s], kc, x.kq[s], t, in, c, par, hold, write);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     for (int m = 0; m < M; m++) dy[m] = s > 0 ? dy[m] : 0.f;
 #pragma unroll
     for (int e = 0; e < E; e++) {
-      Pm[e] = P::Cell::squashes ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
+      Pm[e] = squashes<typename P::Cell>(c) ? dS[e] * fmaf(-S[e], S[e], 1.f) : dS[e];
       if (MayHold && hold) Pm[e] = 0.f;
     }
     const auto products = [&](Products<P>& sum, const float (&X)[E], const float (&k)[R]) {
