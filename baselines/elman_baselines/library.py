@@ -11,6 +11,7 @@ from functools import cache, cached_property, wraps
 from typing import Any, Generic, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from elman_core.kernels import KernelError, load_or_warn
 
@@ -77,6 +78,11 @@ class Library(Generic[Found]):
         except Exception as error:
             first_line = next(iter(str(error).splitlines()), "no message")
             return f"{self.called} cannot be imported ({type(error).__name__}: {first_line}): {self.install}"
+
+
+def fla_runs(x_BTD: Tensor) -> bool:
+    """Whether fla can run a call: its steps, for one byte, have no backward."""
+    return x_BTD.shape[1] > 1 or not torch.is_grad_enabled()
 
 
 def warn_of_tuning(variants: str) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_baselines.heads import need_whole_heads
+from elman_baselines.library import fla_runs
 from elman_core import ConfigError, Mixer, State
 from elman_core.nn import (
     CausalConv,
@@ -98,9 +99,7 @@ class GatedDeltaNet(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        found = None
-        if x_BTD.shape[1] > 1 or not torch.is_grad_enabled():  # fla's step has no backward
-            found = op.kernels(x_BTD, self.config.head_dim)
+        found = op.kernels(x_BTD, self.config.head_dim) if fla_runs(x_BTD) else None
         maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
         *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
         (q, k, v), window = self.convolved(qkv, state, mask_BT, starts_BT)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_baselines.gdn import GatedDeltaNet, GDNConfig
+from elman_baselines.library import fla_runs
 from elman_core import State, option
 from elman_core.nn import compute_dtype, linear, linears, without_autocast
 
@@ -58,9 +59,7 @@ class KimiDelta(GatedDeltaNet):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        found = None
-        if starts_BT is None and (x_BTD.shape[1] > 1 or not torch.is_grad_enabled()):  # fla's step has no backward
-            found = op.kernels(x_BTD)
+        found = op.kernels(x_BTD) if starts_BT is None and fla_runs(x_BTD) else None
         to_f, of_f, to_g, of_g = (*self.f_proj, *cast(nn.Sequential, self.g_proj))
         maps = (self.q_proj, self.k_proj, self.v_proj, to_f, to_g, *self.strengths())
         q, k, v, f_BTV, g_BTV, *raw = linears(maps, x_BTD)

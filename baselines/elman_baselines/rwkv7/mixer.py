@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_baselines.heads import need_whole_heads
+from elman_baselines.library import fla_runs
 from elman_core import Mixer, State, option
 from elman_core.nn import causal_conv, compute_dtype, linear, orthogonal_, without_autocast
 from elman_core.registry import StateSpec
@@ -108,9 +109,7 @@ class RWKV7(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        found = None
-        if starts_BT is None and (x_BTD.shape[1] > 1 or not torch.is_grad_enabled()):  # fla's step has no backward
-            found = op.kernels(x_BTD)
+        found = op.kernels(x_BTD) if starts_BT is None and fla_runs(x_BTD) else None
         back = (1 - 2 * torch.arange(2, device=x_BTD.device, dtype=x_BTD.dtype)).expand(self.dim, 2)  # x_{t-1} - x_t
         flags_TB = (None if flag is None else flag.mT for flag in (mask_BT, starts_BT))
         start, window = (None, None) if state is None else (state["S"], state["shift"])
