@@ -9,6 +9,7 @@ from elman_core import Variant, hookimpl
 from .gdn import gdn_variant
 from .kda import gdn2_variant, kda_variant
 from .mamba2 import mamba2_variant
+from .mamba3 import mamba3_variant
 from .mlstm import mlstm_variant
 from .rnn import gru_variant, lstm_variant, slstm_variant
 from .rwkv7 import rwkv7_variant
@@ -25,6 +26,7 @@ def elman_variants() -> Iterator[Variant]:
     yield mlstm_variant()
     yield transformer_variant()
     yield mamba2_variant()
+    yield mamba3_variant()
     yield gdn_variant()
     yield kda_variant()
     yield gdn2_variant()

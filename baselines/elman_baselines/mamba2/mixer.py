@@ -20,6 +20,16 @@ from .config import Mamba2Config
 from .reference import ssd_chunked
 
 
+def need_whole_inner(dim: int, expand: float, headdim: int) -> None:
+    """Raises `ConfigError` unless the inner width, dim x expand, is a whole number of heads."""
+    wide = dim * expand
+    if wide != int(wide) or wide % headdim or not wide:
+        near = max(1, round(wide / headdim)) * headdim
+        raise ConfigError(
+            f"width {dim} x expand {expand:g} = {wide:g}, which must be a multiple of headdim {headdim}; nearest: {near}"
+        )
+
+
 class Mamba2(Mixer):
     """Parameters, with mamba_ssm's names and shapes: in_proj (2 I + 2 N + H, D), rows z, x, B, C, dt; conv1d.weight (C, 1, K),
     conv1d.bias (C); dt_bias, A_log, D (H); norm.weight (I); out_proj (D, I).
@@ -116,13 +126,7 @@ class Mamba2(Mixer):
     @classmethod
     def validate(cls, dim: int, config: Mamba2Config) -> None:
         """Raises `ConfigError` unless the inner width is a whole number of heads."""
-        inner = config.inner(dim)
-        if inner != dim * config.expand or inner % config.headdim or not inner:
-            near = max(1, round(dim * config.expand / config.headdim)) * config.headdim
-            raise ConfigError(
-                f"width {dim} x expand {config.expand:g} = {dim * config.expand:g}, which must be a multiple of headdim "
-                f"{config.headdim}; nearest: {near}"
-            )
+        need_whole_inner(dim, config.expand, config.headdim)
 
     @classmethod
     def state_spec(cls, dim: int, config: Mamba2Config) -> StateSpec:

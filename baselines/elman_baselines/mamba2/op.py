@@ -48,7 +48,7 @@ def kernels(x: Tensor) -> Kernels | None:
 
 
 def _import() -> Kernels:
-    _without_mamba1()
+    without_mamba1()
     combined = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
     gated = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
     whole = None if combined.causal_conv1d_fn is None else combined.mamba_split_conv1d_scan_combined
@@ -68,10 +68,10 @@ def _fla_convolution() -> Any:
         return None
 
 
-def _without_mamba1() -> None:
+def without_mamba1() -> None:
     """mamba_ssm always imports the compiled extension of Mamba-1, and is often installed without it.
 
-    Mamba-2 never calls it; with an empty module in its place, the rest can be imported, and Mamba-1 fails only if called.
+    Mamba-2 and 3 never call it; with an empty module in its place, the rest can be imported, and Mamba-1 fails only if called.
     """
     name = "selective_scan_cuda"
     if name not in sys.modules and importlib.util.find_spec(name) is None:

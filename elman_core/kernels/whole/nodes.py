@@ -276,7 +276,8 @@ def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
 
 
 _POINTWISE = {
-    **POINTWISE, "expm1": "expm1f({0})", "log1p": "log1pf({0})", "rsub": "{1} - {0}", "lerp": "{0} + {2} * ({1} - {0})",
+    **POINTWISE, "expm1": "expm1f({0})", "log1p": "log1pf({0})", "cos": "cosf({0})", "sin": "sinf({0})", "round": "rintf({0})",
+    "rsub": "{1} - {0}", "lerp": "{0} + {2} * ({1} - {0})",
     "log_sigmoid_forward": POINTWISE["log_sigmoid"], "clamp_min": "fmaxf({0}, {1})", "clamp_max": "fminf({0}, {1})",
     "where": "{0} != 0.f ? {1} : {2}", "eq": "{0} == {1} ? 1.f : 0.f", "ne": "{0} != {1} ? 1.f : 0.f",
     "lt": "{0} < {1} ? 1.f : 0.f", "le": "{0} <= {1} ? 1.f : 0.f", "gt": "{0} > {1} ? 1.f : 0.f",
