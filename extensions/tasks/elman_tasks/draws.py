@@ -40,9 +40,9 @@ class Draws:
         """`count` different integers in [0, limit) in random order: (R, count). With `odds`, one after the other by weight."""
         if odds is None and count < limit:  # the top of a deck, shuffled
             deck_RN, row_R = np.tile(np.arange(limit), (self.rows, 1)), np.arange(self.rows)
-            swap_RC = np.arange(count) + (self.words(count) % np.arange(limit, limit - count, -1, np.uint64)).astype(
-                np.int64
-            )
+            swap_RC = np.arange(count) + (
+                self.words(count) % np.arange(limit, limit - count, -1, dtype=np.uint64)
+            ).astype(np.int64)
             for i, j_R in enumerate(swap_RC.T):
                 deck_RN[row_R, j_R], deck_RN[:, i] = deck_RN[:, i], deck_RN[row_R, j_R]
             return deck_RN[:, :count]
