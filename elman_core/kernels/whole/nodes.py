@@ -115,6 +115,8 @@ def number(x: float) -> Node:
 
 def pointwise(form: str, shape: Shape, *args: Any) -> Node:
     """An operation on nodes and numbers, of elements at the same index."""
+    if len(args) != len(set(re.findall(r"{(\d)}", form))):
+        raise TypeError("an argument that the form does not have")
     nodes = [x if isinstance(x, Node) else number(x) for x in args]
     return Node(shape, lambda value, i: f"({form.format(*(value(n, _broadcast(i, n.shape)) for n in nodes))})", nodes)
 
@@ -143,12 +145,6 @@ def _terms(x: Node) -> Sequence[Node]:
     while x.view and x.args and x.args[0].count == x.count == max(x.args[0].shape):
         x = x.args[0]
     return x.terms or [x]
-
-
-def _elementwise(form: str, shape: Shape, *args: Any) -> Node:
-    if len(args) != len(set(re.findall(r"{(\d)}", form))):
-        raise TypeError("an argument that the form does not have")
-    return pointwise(form, shape, *args)
 
 
 def _reduced(combine: str, x: Node, shape: Shape, dims: Any = None) -> Node:
@@ -240,6 +236,11 @@ def _norm(shape: Shape, x: Node, order: float = 2, dims: Any = None, _keep: bool
     return pointwise("sqrtf({0})", shape, _reduced("sum", pointwise("{0} * {0}", x.shape, x), shape, dims))
 
 
+def _affine(shape: Shape, x: Node, gain: Node | None, bias: Node | None) -> Node:
+    x = x if gain is None else pointwise("{0} * {1}", shape, x, gain)
+    return x if bias is None else pointwise("{0} + {1}", shape, x, bias)
+
+
 def _layer_norm(shape: Shape, x: Node, sizes: Sequence[int], gain: Any, bias: Any, eps: float) -> Node:
     thin, dims = (*shape[: -len(sizes)], *[1] * len(sizes)), list(range(-len(sizes), 0))
 
@@ -248,26 +249,16 @@ def _layer_norm(shape: Shape, x: Node, sizes: Sequence[int], gain: Any, bias: An
 
     apart = pointwise("{0} - {1}", shape, x, mean(x))
     made = pointwise("{0} / sqrtf({1} + {2})", shape, apart, mean(pointwise("{0} * {0}", shape, apart)), eps)
-    made = made if gain is None else pointwise("{0} * {1}", shape, made, gain)
-    return made if bias is None else pointwise("{0} + {1}", shape, made, bias)
+    return _affine(shape, made, gain, bias)
 
 
 def _group_norm(
     shape: Shape, x: Node, gain: Any, bias: Any, rows: int, channels: int, each: int, groups: int, eps: float
 ) -> Node:
-    size = channels // groups * each
-    made = _reshaped(
-        _layer_norm((rows, groups, size), _reshaped(x, (rows, groups, size)), [size], None, None, eps), shape
-    )
+    grouped = (rows, groups, channels // groups * each)
+    made = _layer_norm(grouped, _reshaped(x, grouped), grouped[2:], None, None, eps)
     column = (channels, *[1] * (len(shape) - 2))
-    made = made if gain is None else pointwise("{0} * {1}", shape, made, _reshaped(gain, column))
-    return made if bias is None else pointwise("{0} + {1}", shape, made, _reshaped(bias, column))
-
-
-def _pow(shape: Shape, x: Node, exponent: Any) -> Node:
-    return pointwise(
-        "{0} * {0}" if exponent == 2 else "powf({0}, {1})", shape, x, *([] if exponent == 2 else [exponent])
-    )
+    return _affine(shape, _reshaped(made, shape), *(w and _reshaped(w, column) for w in (gain, bias)))
 
 
 def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
@@ -284,7 +275,7 @@ _POINTWISE = {
     "ge": "{0} >= {1} ? 1.f : 0.f",
 }  # fmt: skip
 _RULES: dict[str, Callable[..., Node]] = {
-    **{name: functools.partial(_elementwise, form) for name, form in _POINTWISE.items()},
+    **{name: functools.partial(pointwise, form) for name, form in _POINTWISE.items()},
     **{name: lambda shape, x, *_: _reshaped(x, shape) for name in SAME},
     "add": _added,
     "cat": _cat, "stack": _stack,
@@ -294,7 +285,8 @@ _RULES: dict[str, Callable[..., Node]] = {
         "{0} / {1}", shape, _reduced("sum", x, shape, dims), x.count / math.prod(shape)
     ),
     "linalg_vector_norm": _norm, "_softmax": _softmax, "native_layer_norm": _layer_norm, "native_group_norm": _group_norm,
-    "pow": _pow, "clamp": _clamp,
+    "pow": lambda shape, x, y: pointwise("{0} * {0}", shape, x) if y == 2 else pointwise("powf({0}, {1})", shape, x, y),
+    "clamp": _clamp,
     "mm": lambda shape, a, b: _product(a, b, shape), "bmm": lambda shape, a, b: _product(a, b, shape),
     "mv": lambda shape, a, x: _reshaped(_product(a, _reshaped(x, (*x.shape, 1)), (*shape, 1)), shape),
     "addmm": lambda shape, bias, a, b: _added(
@@ -307,45 +299,21 @@ _RULES: dict[str, Callable[..., Node]] = {
 _LAYOUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "implicit"}
 
 
-class Nodes:
-    """The nodes of the tensors of a recorded step.
-
-    Args:
-        inputs: what differs from step to step, with the names of the leaves.
-
-    Raises:
-        UnknownError: the step does something that has no rule.
-    """
-
-    def __init__(self, tape: Tape, inputs: Sequence[tuple[Tensor, Any]]) -> None:
-        self._nodes: dict[int, Node | None] = {id(x): Node(tuple(x.shape), leaf=leaf) for x, leaf in inputs}
-        for operation, varies in zip(tape.operations, tape.varying(memory(inputs)), strict=True):
-            if varies:
-                self._add(operation)
-
-    def of(self, x: Tensor) -> Node:
-        """The node of a tensor; a constant's where it has none."""
-        if id(x) not in self._nodes:
-            self._nodes[id(x)] = Node(tuple(x.shape), leaf=x.detach()) if x.dim() else number(x.item())
-        if (found := self._nodes[id(x)]) is None:
-            raise UnknownError("a result that only a backward reads")
-        return found
-
-    def _add(self, operation: Operation) -> None:
-        func, args, kwargs, out = operation
-        name, keywords = operation.name, kwargs.keys() - _LAYOUT
-        first, *others = out if isinstance(out, list | tuple) else [out]
-        if name not in SAME and isinstance(first, Tensor) and not operation.makes and not operation.writes:
-            self._nodes |= {id(x): _part(self.of(args[0]), args[0], x) for x in (first, *others)}
-            return
-        cut = name == "_to_copy" and not first.is_floating_point()
-        if cut or keywords or func.namespace != "aten" or name not in _RULES or not isinstance(first, Tensor):
-            raise UnknownError(" ".join([func.name(), *keywords]))
-        try:
-            self._nodes[id(first)] = _RULES[name](tuple(first.shape), *tree_map_only(Tensor, self.of, args))
-        except (TypeError, IndexError) as error:
-            raise UnknownError(f"{func.name()} with {len(args)} arguments") from error
-        self._nodes |= dict.fromkeys(map(id, others))
+def _results(operation: Operation, of: Callable[[Tensor], Node]) -> dict[int, Node | None]:
+    """The nodes of what an operation returned, by id; None for what nothing may read. of: gives those of its arguments."""
+    func, args, kwargs, out = operation
+    name, keywords = operation.name, kwargs.keys() - _LAYOUT
+    first, *others = out if isinstance(out, list | tuple) else [out]
+    if name not in SAME and isinstance(first, Tensor) and not operation.makes and not operation.writes:
+        return {id(x): _part(of(args[0]), args[0], x) for x in (first, *others)}
+    cut = name == "_to_copy" and not first.is_floating_point()
+    if cut or keywords or func.namespace != "aten" or name not in _RULES or not isinstance(first, Tensor):
+        raise UnknownError(" ".join([func.name(), *keywords]))
+    try:
+        made = _RULES[name](tuple(first.shape), *tree_map_only(Tensor, of, args))
+    except (TypeError, IndexError) as error:
+        raise UnknownError(f"{func.name()} with {len(args)} arguments") from error
+    return {id(first): made, **dict.fromkeys(map(id, others))}
 
 
 def record(
@@ -363,6 +331,20 @@ def record(
     before = {(i, name): x for i, state in enumerate(states) for name, x in state.items()}
     with Tape(host=True) as tape:
         logits, after = step(token, states)
-    nodes = Nodes(tape, [(token, "token"), *((x, key) for key, x in before.items())])
-    made = {key: (nodes.of(x), nodes.of(after[key[0]][key[1]])) for key, x in before.items()}
-    return _reshaped(nodes.of(logits), (logits.numel(),)), made
+    nodes: dict[int, Node | None] = {
+        id(x): Node(tuple(x.shape), leaf=leaf) for leaf, x in [("token", token), *before.items()]
+    }
+
+    def of(x: Tensor) -> Node:
+        if id(x) not in nodes:  # a constant
+            nodes[id(x)] = Node(tuple(x.shape), leaf=x.detach()) if x.dim() else number(x.item())
+        if (found := nodes[id(x)]) is None:
+            raise UnknownError("a result that only a backward reads")
+        return found
+
+    for operation, varies in zip(tape.operations, tape.varying(memory([token, *before.values()])), strict=True):
+        if varies:
+            nodes |= _results(operation, of)
+    return _reshaped(of(logits), (logits.numel(),)), {
+        key: (of(x), of(after[key[0]][key[1]])) for key, x in before.items()
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Source:
         text: of the header. constants: concatenated in this order. embedding: of the tokens (V, D).
         weights: (N, K) each, in the order in which they are read. states: where each lies among all, in floats.
         floats: of all states. own: those of every block, outside of shared memory. words: exchanged in a step.
-        phases: how many times blocks wait for each other in a step. classes: of the logits. blocks: how many may run at most.
+        classes: of the logits. blocks: how many may run at most.
     """
 
     text: str
@@ -42,7 +42,6 @@ class Source:
     floats: int
     own: int
     words: int
-    phases: int
     classes: int
     blocks: int
 
@@ -379,13 +378,13 @@ class _Writer:
             "}  // namespace elman::whole", "",
         ]  # fmt: skip
         states = {key: self.offset[before] for key, (before, _) in self.states.items()}
-        own, waits = 0 if inside else 2 * self.small, sum(numbers[2] != "0" for *_, numbers in self.phases)
+        own = 0 if inside else 2 * self.small
         jobs = [0, *(int(numbers[0]) for *_, numbers in self.phases)]
         rows = sorted(max((int(job[0]) for job in self.jobs[a:b]), default=0) for a, b in itertools.pairwise(jobs))
         if len(rows) < 2 or not rows[-2]:
             raise UnknownError("a single product with weights")
         return Source(
-            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, self.words, waits,
+            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, self.words,
             self.logits.count, rows[-2],
         )  # fmt: skip
 
@@ -426,12 +425,9 @@ def _alike(parts: Sequence[str]) -> tuple[list[str], list[list[int]]]:
         columns = [tuple(column) for column in zip(*rows, strict=True)]
         varies = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))  # equal ones are read once
         names = iter([f"n[{varies.index(c) + 1}]" if c in varies else str(c[0]) for c in columns])
-        cases.append(_named(token, parts[members[0]], names))
+        words = re.split(f"({token.pattern})", parts[members[0]])
+        cases.append("".join(next(names) if k % 2 and x[0] != "t" else x for k, x in enumerate(words)))
         for at, row in zip(members, zip(*varies, strict=True) if varies else [()] * len(members), strict=True):
             made[at] = [case, *row]
     width = max(map(len, made))
     return cases, [[*row, *[0] * (width - len(row))] for row in made]
-
-
-def _named(token: re.Pattern[str], text: str, names: Iterator[str]) -> str:
-    return token.sub(lambda m: m[0] if m[0][0] == "t" else next(names), text)
