@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.func import jvp
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.kernels import ElementwiseKernel
+from elman_core.kernels.gates import native
 from elman_core.kernels.gates.native import rows_of
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import GatesMixer, WrapperConfig, gate
@@ -127,6 +129,13 @@ def test_sizes_without_a_kernel_are_named(monkeypatch):
         assert not cell.supports(device, dtype, width)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert not cell.supports(device, torch.bfloat16, 1024)
+
+
+@pytest.mark.parametrize("held", [-1, 0])
+def test_a_gpu_that_holds_no_group_or_cannot_say_is_refused(held, monkeypatch):
+    monkeypatch.setattr(native.launch, "opened", lambda *_: SimpleNamespace(ask=lambda *_: held))
+    with pytest.raises(KernelError, match="does not hold the 32 blocks of width 512 together"):
+        native.settled(rnn.lstm_gates.cell, torch.bfloat16, 40, 512, None, False)
 
 
 def test_heads_of_a_mixer_see_their_own_h():
