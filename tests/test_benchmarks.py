@@ -60,7 +60,7 @@ def test_a_peer_that_computes_something_else_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "module"), [("mamba2", "mamba_ssm"), ("gdn", "fla")])
+@pytest.mark.parametrize(("name", "module"), [("mamba2", "mamba_ssm"), ("mamba3", "mamba_ssm"), ("gdn", "fla")])
 def test_kernels_and_the_librarys_own_layer_are_right_on_a_gpu(name: str, module: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")

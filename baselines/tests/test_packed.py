@@ -10,7 +10,7 @@ from elman_baselines.transformer.attention import block_mask
 
 from elman_core import LadderConfig, LadderForCausalLM
 
-VARIANTS = {"gdn": {"head_dim": 128}, "mamba2": {}, "transformer": {}, "lstm": {}, "gru": {}}
+VARIANTS = {"gdn": {"head_dim": 128}, "mamba2": {}, "mamba3": {}, "transformer": {}, "lstm": {}, "gru": {}}
 
 
 @pytest.mark.parametrize("steps", [512, 300])

@@ -24,11 +24,12 @@ from elman_core.registry import get_variant
 
 BF16 = torch.bfloat16
 FULL: dict[str, tuple[int, dict[str, Any]]] = {
-    "gru": (512, {}), "lstm": (512, {}), "transformer": (640, {}), "mamba2": (896, {}), "gdn": (768, {}),
+    "gru": (512, {}), "lstm": (512, {}), "transformer": (640, {}), "mamba2": (896, {}), "mamba3": (896, {}),
+    "gdn": (768, {}),
 }  # fmt: skip
 TINY: dict[str, tuple[int, dict[str, Any]]] = {
     "gru": (16, {}), "lstm": (16, {}), "transformer": (16, {"head_dim": 8, "mlp_multiple": 8}),
-    "mamba2": (16, {"headdim": 8, "d_state": 8}), "gdn": (16, {"head_dim": 8}),
+    "mamba2": (16, {"headdim": 8, "d_state": 8}), "mamba3": (16, {"headdim": 8, "d_state": 8}), "gdn": (16, {"head_dim": 8}),
 }  # fmt: skip
 
 
@@ -97,6 +98,15 @@ def mamba_ssm(dim: int) -> nn.Module:
     return Mamba2(dim, d_state=128, headdim=64, expand=2, use_mem_eff_path=found.whole is not None)
 
 
+def mamba_ssm_3(dim: int) -> nn.Module:
+    from elman_baselines.mamba3 import op
+
+    op.library.functions()
+    from mamba_ssm.modules.mamba3 import Mamba3
+
+    return Mamba3(dim, d_state=128, headdim=64, expand=2)
+
+
 def fla(dim: int) -> nn.Module:
     from elman_baselines.gdn import op
 
@@ -107,7 +117,8 @@ def fla(dim: int) -> nn.Module:
 
 
 LIBRARIES: dict[str, tuple[str, Callable[[int], nn.Module], Callable[[Any], Tensor]]] = {
-    "mamba2": ("mamba_ssm", mamba_ssm, lambda y: y), "gdn": ("fla", fla, lambda y: y[0])
+    "mamba2": ("mamba_ssm", mamba_ssm, lambda y: y), "mamba3": ("mamba_ssm", mamba_ssm_3, lambda y: y),
+    "gdn": ("fla", fla, lambda y: y[0]),
 }  # fmt: skip
 
 

@@ -135,6 +135,6 @@ class Mamba3(Mixer):
 
     def backend(self) -> str:
         weight = self.out_proj.weight
-        if self._library(weight) is not None:
-            return "mamba_ssm"
-        return op.trapezoid.backend(weight.device, self.config.d_state, self.config.headdim)
+        own = op.trapezoid.backend(weight.device, self.config.d_state, self.config.headdim)
+        found = self._library(weight.new_empty(0, dtype=torch.bfloat16))  # as under autocast
+        return own if found is None else f"mamba_ssm in bfloat16, else {own}"
