@@ -229,7 +229,9 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     Path("kept.json").write_text(json.dumps({"format": 1, "runs": {id: kept["runs"][id] for id in trials}}))
     assert statuses("rest") == (0, ["ok"] * 3)
     assert Path("rest/runs/ran").read_text() == f"{final} ", "trials of the file choose, and are not repeated"
-    assert json.loads(Path("kept.json").read_text())["runs"][final]["manifest"] == kept["runs"][final]["manifest"]
+    again = json.loads(Path("kept.json").read_text())["runs"]
+    assert again[final]["manifest"] == kept["runs"][final]["manifest"]
+    assert {id: again[id] for id in trials} == {id: kept["runs"][id] for id in trials}
     assert statuses("all", "--seconds", "0") == (0, ["ok"] * 3)
     assert not Path("all/runs/ran").exists()
     assert Path("all/report.html").exists()

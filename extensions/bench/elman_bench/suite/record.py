@@ -60,8 +60,8 @@ class Record:
                 columns = {k: map(float, values.split()) for k, values in kept["curve"].items()}
                 steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
                 lines = [{"kind": "step", **step, "step": int(step["step"])} for step in steps] + kept["evaluations"]
-                kept["logs"][METRICS] = [log_line(line, manifest.get("id", "")) for line in lines]
-                for name, texts in kept["logs"].items():
+                metrics = [log_line(line, manifest.get("id", "")) for line in lines]
+                for name, texts in {**kept["logs"], METRICS: metrics}.items():
                     write_text(run / name, "".join(f"{text}\n" for text in texts))
                 write_json(run / MANIFEST, manifest)
             write_state(state, State(**kept["state"]))
