@@ -76,7 +76,7 @@ def read(
 
     Args:
         mask_BT: 0 where a row is padded. least: the steps of a piece are padded to a multiple of it.
-        wave: as of `prefill`. It needs one GPU, no mask, and no hook on the whole model.
+        wave: as of `prefill`. It needs one GPU, no mask and a model without hooks.
     """
     pieces = tokens_BT.split(chunk, dim=1)
     masks = [None] * len(pieces) if mask_BT is None else mask_BT.bool().split(chunk, dim=1)
