@@ -29,8 +29,9 @@ from .engine import Engine
 from .request import BusyError, LateError, Request
 from .states import Prompt
 
-EVENT_SECONDS = 0.0025
-"""Between the events of all streams: one costs as much as several rows of a step, so the tokens of several steps share it."""
+EVENT_SECONDS, STEP_EVENTS = 0.0025, 16
+"""Between the events of all streams, and how many there are for each step: one costs as much as several rows of a step, so the
+tokens of several steps share it."""
 
 BODY_SECONDS = 30
 """A client has so long to send a body."""
@@ -282,7 +283,8 @@ class Api:
                     yield _line(refusal(failed).body)
                     return
                 if not ended:
-                    await asyncio.sleep(EVENT_SECONDS * max(16, self._streams))
+                    step = self.engine.step_seconds / STEP_EVENTS
+                    await asyncio.sleep(max(EVENT_SECONDS * max(16, self._streams), step * self._streams))
         finally:
             self._streams -= 1
         if answer.include_usage:

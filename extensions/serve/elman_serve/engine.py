@@ -63,6 +63,9 @@ class Engine(threading.Thread):
         together: whether prompts are read together, because that leaves their bits as they are (`independent`).
         notify: called in this thread with the `changed` of requests that have something new, after each step.
 
+    Attributes:
+        step_seconds: of the last step of the model.
+
     Raises:
         ConfigError: a model that cannot be served.
     """
@@ -84,7 +87,7 @@ class Engine(threading.Thread):
             raise ConfigError("the state of this model grows with the text: only states of constant size can be served")
         self.model, self.ends, self.language, self.together = model, ends, language, together
         self.slots, self.most_waiting, self.notify = slots, queue, notify
-        self.metrics, self.closing = Metrics(), False
+        self.metrics, self.closing, self.step_seconds = Metrics(), False, 0.0
         self.failure: Exception | None = None
         self.piece = prefill_chunk(model.device)
         self.prefixes = Prefixes(prefix_bytes, self.piece)
@@ -148,6 +151,7 @@ class Engine(threading.Thread):
         if rows:
             logits_PV = self._rows.step([text.tokens[-1] if text else 0 for text in self._rows.owners])
             parts = [logits_PV[rows] if len(rows) < len(logits_PV) else logits_PV]
+            self.step_seconds = time.monotonic() - began
         else:
             parts = []
         joined: list[tuple[Text, States]] = []
