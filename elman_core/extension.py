@@ -14,8 +14,7 @@ from .imports import when_asked
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
-    from .cli.export import Precision
-    from .cli.generate import load_writer
+    from .cli.generate import Storage, load_writer
     from .cli.train import read_settings
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections

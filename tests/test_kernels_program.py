@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from elman_core import LadderLM
-from elman_core.generation import Sampling, decoder, generate_bytes
+from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8
 from elman_core.generation.sampling import choose
 from elman_core.kernels import launch
 from elman_core.kernels.program import Batch, Recorded, RowsProgram
 from elman_core.kernels.program import recorder as made_in
+from elman_core.kernels.program.lower import CODES, INT8
 from elman_core.kernels.program.recorder import CpuRecorder
 from elman_core.kernels.runtime import row_by_row, spare_rows
-from elman_core.registry import KernelError, list_variants
+from elman_core.registry import ConfigError, KernelError, list_variants
 from elman_core.testing.kernel import need_host_compiler
 
 f32, bf16 = torch.float32, torch.bfloat16
@@ -114,6 +115,34 @@ def test_a_program_draws_the_class_that_plain_pytorch_draws(how, module):
     for x, right in zip(found, (drawn, shown, seen), strict=True):
         assert torch.equal(x[fine], right[fine])
     assert found[1][7] == shown[7] == -1
+
+
+def test_rounded_matrices_are_read_as_int8(module, monkeypatch):
+    layer, codes, plain = torch.nn.Linear(70, 50), [], made_in.call
+    before = layer.weight.detach().clone()
+    round_to_int8(layer)
+    w, x, y = layer.weight.detach(), torch.ones(3, 70), torch.zeros(4, 3, 50)
+    assert ((w - before).abs() <= before.abs().amax(1, keepdim=True) / 254 * 1.001).all()
+    matrices = [w, -0.37 * w, w[:40], before]
+    monkeypatch.setattr(made_in, "call", lambda _, code, threads: codes.append(code) or plain(module, code, threads))
+
+    def run():
+        x.mul_(1)
+        for to, matrix in zip(y, matrices, strict=True):
+            to[:, : len(matrix)].copy_(x @ matrix.T)
+        return y
+
+    with torch.inference_mode():
+        program = CpuRecorder(module).record(run)
+        read = [code[21] for code in codes[-1] if code[0] == CODES["linear"]]
+        x.copy_(torch.randn(3, 70))
+        program()
+        found = y.clone()
+        run()
+    torch.testing.assert_close(found, y, rtol=1e-5, atol=1e-5)
+    assert read == [INT8, INT8, INT8, 1]
+    with pytest.raises(ConfigError, match="only a float32 model"):
+        round_to_int8(layer.to(bf16))
 
 
 def test_a_wrong_instruction_and_work_that_is_not_listed_are_found(module, monkeypatch):

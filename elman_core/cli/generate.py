@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ._text import print
 from .export import Precision
 from .kernels import DTYPES
+
+Storage = Literal[Precision, "int8"]
+"""Storage of the weights that a text is written with."""
 
 SMALL = 2**25
 """Parameters below which one thread decodes faster than several: waking the others takes longer than a product."""
@@ -47,10 +50,11 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed that makes samples repeatable.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[
-        Precision | None,
+        Storage | None,
         typer.Option(
             "--dtype",
-            help="Dtype of the weights. [default: bf16 on a GPU that supports it, as in training; else as saved]",
+            help="Dtype of the weights; int8: rounded, for a CPU. [default: bf16 on a GPU that supports it, as in training; "
+            "else as saved]",
         ),
     ] = None,
 ) -> None:
@@ -94,15 +98,21 @@ def generate(
         )
 
 
-def load_writer(model: str, device: str, dtype: Precision | None) -> tuple[Any, set[int]]:
+def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, set[int]]:
     """The model that `elman generate` computes with, and the bytes that end a text of it. Sets the number of threads."""
     import torch
 
+    from elman_core.generation import round_to_int8
     from elman_core.model.checkpoint import load_checkpoint
+    from elman_core.registry import ConfigError
     from elman_core.training.precision import pick_device
 
     chosen = pick_device(device)
+    if dtype == "int8" and chosen.type != "cpu":
+        raise ConfigError(f"int8 weights are for a CPU, not {chosen}: give --device cpu or another --dtype")
     ladder = load_checkpoint(model, device=chosen, dtype=_storage(dtype, chosen))
+    if dtype == "int8":
+        round_to_int8(ladder)
     if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
         torch.set_num_threads(1)
     eos = ladder.config.eos_token_id
@@ -137,13 +147,13 @@ def _stop_tokens(text: str, tokenizer: Any) -> set[int]:
     return set(ids)
 
 
-def _storage(asked: Precision | None, device: Any) -> str | None:
+def _storage(asked: Storage | None, device: Any) -> str | None:
     """The dtype of the weights; None: as saved."""
     if asked is None:
         from elman_core.training.precision import has_bf16
 
         return "bfloat16" if has_bf16(device) else None
-    return DTYPES[asked]
+    return DTYPES["fp32" if asked == "int8" else asked]  # rounded afterwards
 
 
 def _writer() -> Callable[[bytes], None]:

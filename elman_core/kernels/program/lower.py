@@ -18,6 +18,7 @@ LOWERED = {
     "addmm", "matmul", "mm", "bmm",
 }  # fmt: skip
 STORED = {torch.float32: 1, torch.bfloat16: 2}
+INT8 = 4  # of weights alone, with a factor for each row
 WORDS = 38  # of an instruction
 
 Instruction = list[int]
@@ -101,13 +102,23 @@ def _made(
     return words + [0] * (WORDS - len(words))
 
 
-def read_narrow(instruction: Instruction, narrow: Mapping[int, int]) -> Instruction:
-    """A product that reads the bfloat16 of which its weight is a float32 copy; any other instruction as it is."""
-    weight = 8 + 2 * 6  # the third operand
-    if instruction[0] != CODES["linear"] or instruction[weight] not in narrow:
-        return instruction
-    changed = [narrow[instruction[weight]], STORED[torch.bfloat16]]
-    return [*instruction[:weight], *changed, *instruction[weight + 2 :]]
+def read_narrow(
+    instruction: Instruction, narrow: Mapping[int, int], int8: Mapping[tuple[int, ...], tuple[Tensor, Tensor]]
+) -> Instruction:
+    """A product that reads the bfloat16 of which its weight is a float32 copy, or its weight in int8; others as they are.
+
+    Args:
+        narrow: the address of the bfloat16, by that of the copy. int8: numbers and factors, by address, rows, columns, step.
+    """
+    made, weight, factors = list(instruction), 8 + 2 * 6, 8 + 4 * 6  # words of the third operand and the fifth
+    if made[0] != CODES["linear"]:
+        return made
+    if found := int8.get((made[weight], *made[2:4], made[weight + 3])):
+        made[weight : weight + 2] = found[0].data_ptr(), INT8
+        made[factors : factors + 2] = found[1].data_ptr(), STORED[torch.float32]
+    elif made[weight] in narrow:
+        made[weight : weight + 2] = narrow[made[weight]], STORED[torch.bfloat16]
+    return made
 
 
 def _lined(sizes: Sequence[int], xs: Sequence[Tensor], most: int = 4) -> tuple[list[int], list[list[int]]]:

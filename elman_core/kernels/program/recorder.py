@@ -19,6 +19,7 @@ from elman_core.kernels.runtime import load_or_warn, mode, row_by_row
 from elman_core.kernels.toolchain import find_host_compiler
 from elman_core.registry.errors import KernelError
 
+from .int8 import in_int8
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
 from .tape import Operation, Tape, memory, tensors
 
@@ -127,6 +128,7 @@ class Program:
         given = [x for operation in tape.operations for x in operation.reads if not x.is_floating_point()]
         inputs = tape.written | (memory(given) - tape.made)  # whole numbers from outside are tokens, which may change
         narrow: dict[int, int] = {}  # constants that are copies of bfloat16, by address: products read half as much
+        int8: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}  # constants that have been rounded: a quarter
         for operation, lowered, varies in zip(tape.operations, tape.lowered, tape.varying(inputs), strict=True):
             if operation.name in ("empty", "empty_like", "new_empty"):
                 continue
@@ -134,9 +136,15 @@ class Program:
                 wide, of = operation.out, next(iter(operation.args), None)
                 if isinstance(of, Tensor) and operation.name == "to" and of.dtype == torch.bfloat16:
                     narrow |= {wide.data_ptr(): of.data_ptr()} if wide.stride() == of.stride() else {}
-            elif lowered is None:
+                continue
+            inputs |= memory(operation.out)
+            for w in operation.reads:
+                if not memory(w) & inputs and (found := in_int8(w)) is not None:
+                    int8[w.data_ptr(), *found[0].shape, found[0].shape[1]] = found
+                    tape.held += found
+            if lowered is None:
                 self.parts.append(operation)
-            elif code := [read_narrow(instruction, narrow) for instruction in lowered]:
+            elif code := [read_narrow(instruction, narrow, int8) for instruction in lowered]:
                 if not self.parts or isinstance(self.parts[-1], Operation):
                     self.parts.append([])
                 self.parts[-1] += code  # type: ignore[operator]

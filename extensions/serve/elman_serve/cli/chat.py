@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elman_core.extension import Precision, print, printable
+from elman_core.extension import Storage, print, printable
 
 
 def chat(
@@ -16,7 +16,7 @@ def chat(
     temperature: Annotated[float, typer.Option("-t", "--temperature", help="0 takes the most likely token.")] = 0.8,
     top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens that add up to p.")] = 0.9,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
-    dtype: Annotated[Precision | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
+    dtype: Annotated[Storage | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
 ) -> None:
     """Talk to a model.
 

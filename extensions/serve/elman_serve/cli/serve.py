@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elman_core.extension import ConfigError, Precision, print
+from elman_core.extension import ConfigError, Storage, print
 
 
 def serve(
@@ -26,7 +26,7 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request at most.")] = 600,
     prefix_mib: Annotated[int, typer.Option(min=0, help="MiB for states after prefixes of prompts.")] = 256,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
-    dtype: Annotated[Precision | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
+    dtype: Annotated[Storage | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
 ) -> None:
     """Serve a model to many clients, with the routes of OpenAI's API.
 
