@@ -59,6 +59,7 @@ PROBLEMS = {
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
     "prefill": ("decode", "seconds and GiB for a prompt of 1 MB, its layers one after another and as a wave", ""),
     "decode-cpu": ("decode_cpu", "bytes/s of one text on a CPU, with a recorded step and without", ""),
+    "int8": ("int8", "bits per byte of held-out text that weights in int8 cost (CPU)", ""),
     "serve": (
         "serve",
         "bytes/s and time to the first byte: 1 to 256 clients of `elman serve`, beside `elman generate`",

@@ -15,25 +15,26 @@ import torch
 from harness import Row, Setting
 
 from elman_core.cli.generate import SMALL
-from elman_core.generation import decoder, generate_bytes
+from elman_core.generation import decoder, generate_bytes, round_to_int8
 from elman_core.kernels import launch
 from elman_core.kernels.program import CpuRecorder
 from elman_core.kernels.program import recorder as programs
+from elman_core.model import LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 
 from .decode import HOW, PROMPT, SKIPPED, build
 
 MODELS = ("pretrained/e88-small", "e42@1536x6")
+DTYPES = ("float32", "bfloat16", "int8")
 
 
 def rows(setting: Setting) -> Iterator[Row]:
     module = launch.opened(programs.extension(), programs.FAMILY)
     for name in ("e42@16x1",) if setting.tiny else MODELS:
-        for dtype in (torch.float32, torch.bfloat16):
-            if not setting.wants(model=name, dtype=str(dtype)):
+        for dtype in DTYPES:
+            if not setting.wants(model=name, dtype=dtype):
                 continue
-            model = load_checkpoint(name, device="cpu") if "/" in name else build(name, setting)
-            model.to(dtype)
+            model = stored(name, dtype, setting)
             parameters = sum(p.numel() for p in model.parameters())
             torch.set_num_threads(1 if parameters < SMALL else os.cpu_count() or 1)  # as `elman generate` does
             made: dict[str, list[tuple[float, float]]] = {"plain": [], "program": []}
@@ -45,11 +46,20 @@ def rows(setting: Setting) -> Iterator[Row]:
             for who, found in made.items():
                 walls, processors = zip(*found, strict=True)
                 yield {
-                    "model": name, "dtype": str(dtype).removeprefix("torch."), "who": who, "parameters": parameters,
+                    "model": name, "dtype": dtype, "who": who, "parameters": parameters,
                     "threads": torch.get_num_threads(), "bytes_s": round(statistics.median(walls)),
                     "highest": round(max(walls)), "bytes_cpu_s": round(statistics.median(processors)),
                     "load": round(os.getloadavg()[0], 1),
                 }  # fmt: skip
+
+
+def stored(name: str, dtype: str, setting: Setting) -> LadderForCausalLM:
+    """A checkpoint, or a random model of this size, as `elman generate --dtype` loads it."""
+    wide = "float32" if dtype == "int8" else dtype
+    model = load_checkpoint(name, dtype=wide) if "/" in name else build(name, setting).to(getattr(torch, wide))
+    if dtype == "int8":
+        round_to_int8(model)
+    return model
 
 
 def rate(model: object, recorder: CpuRecorder | None, count: int) -> tuple[float, float]:

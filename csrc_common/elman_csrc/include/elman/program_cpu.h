@@ -67,7 +67,12 @@ struct Instruction {
 };
 
 constexpr Int kChunk = 256;  // elements of a line that are computed at once
-constexpr int kParts = 4, kPart = kParts * kLanes;  // sums of a product, and the elements that they take at once
+// Products read weights in vectors of at most 32 bytes: with 64, a whole line of memory, a Zen 4 reads ahead at half the speed.
+constexpr int kWords = kLanes < 8 ? kLanes : 8;
+typedef float Words __attribute__((vector_size(kWords * 4)));
+typedef std::uint32_t Bits __attribute__((vector_size(kWords * 4)));
+typedef std::int32_t Signed __attribute__((vector_size(kWords * 4)));
+constexpr int kParts = 4, kPart = kParts * kWords;  // sums of a product, and the elements that they take at once
 constexpr Int kShared = 1 << 15;  // elements, or weights of a product, from which threads share an operation
 
 struct Exp {
@@ -382,20 +387,46 @@ class Machine {
   // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements. A weight in int8 has a
   // factor for each row, at[4] (N).
   void widen(const Instruction& a) {
-    width_ = (a.size[2] + kPart - 1) / kPart * kPart;
-    x_.assign(static_cast<std::size_t>(a.size[0] * width_), 0.f);
-    for (Int r = 0; r < a.size[0]; r++) {
-      float* to = x_.data() + r * width_;
-      const Operand& x = a.at[1];
-      if (x.dtype == kBFloat16) read(at<const BFloat16>(x.address) + r * x.step[0], 1, a.size[2], to);
-      else read(at<const float>(x.address) + r * x.step[0], 1, a.size[2], to);
-    }
+    const Int dtype = a.at[2].dtype;
+    return dtype == kInt8 ? widen<std::int8_t>(a) : dtype == kBFloat16 ? widen<BFloat16>(a) : widen<float>(a);
   }
   void linear(const Instruction& a, Int first, Int last) const {
     const Int dtype = a.at[2].dtype;
     return dtype == kInt8       ? linear<std::int8_t>(a, first, last)
            : dtype == kBFloat16 ? linear<BFloat16>(a, first, last)
                                 : linear<float>(a, first, last);
+  }
+  // A weight is read in vectors of words of four bytes. The weights of a word go into vectors of their own, which costs a shift or two each and no
+  // exchange of lanes, which compilers do badly; the elements of x are put into that order once.
+  template <class W>
+  static constexpr int kEach = 4 / static_cast<int>(sizeof(W));
+  template <class W>
+  void widen(const Instruction& a) {
+    constexpr int each = kEach<W>, words = each * kWords;
+    const Int K = a.size[2];
+    const Operand& x = a.at[1];
+    width_ = (K + kPart - 1) / kPart * kPart;
+    x_.assign(static_cast<std::size_t>(a.size[0] * width_), 0.f);
+    alignas(64) float buffer[words];
+    for (Int r = 0; r < a.size[0]; r++)
+      for (Int k = 0; k < K; k += words) {
+        std::fill(buffer, buffer + words, 0.f);
+        const Int n = std::min<Int>(words, K - k), from = r * x.step[0] + k;
+        if (x.dtype == kBFloat16) read(at<const BFloat16>(x.address) + from, 1, n, buffer);
+        else read(at<const float>(x.address) + from, 1, n, buffer);
+        float* to = x_.data() + r * width_ + k;
+        for (int u = 0; u < each; u++)
+          for (int i = 0; i < kWords; i++) to[u * kWords + i] = buffer[i * each + u];
+      }
+  }
+  template <class W>
+  static void lift(const W* from, Words (&to)[kEach<W>]) {
+    Bits words;
+    std::memcpy(&words, from, sizeof words);
+    if constexpr (kEach<W> == 1) to[0] = simd::bits<Words>(words);
+    else if constexpr (kEach<W> == 2) to[0] = simd::bits<Words>(words << 16), to[1] = simd::bits<Words>(words & 0xffff0000u);
+    else
+      for (int u = 0; u < 4; u++) to[u] = __builtin_convertvector(simd::bits<Signed>(words << (24 - 8 * u)) >> 24, Words);
   }
   template <class W>
   void linear(const Instruction& a, Int first, Int last) const {
@@ -409,30 +440,23 @@ class Machine {
     F x;
     return std::memcpy(&x, w, sizeof x), x;
   }
-  static F lift(const BFloat16* w) {
-    typedef std::uint16_t Half __attribute__((vector_size(kLanes * 2)));
-    Half raw;
-    std::memcpy(&raw, w, sizeof raw);
-    return simd::bits<F>(__builtin_convertvector(raw, I) << 16);
-  }
-  static F lift(const std::int8_t* w) {
-    typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
-    typedef std::int32_t Whole __attribute__((vector_size(kLanes * 4)));
-    Bytes raw;
-    std::memcpy(&raw, w, sizeof raw);
-    return __builtin_convertvector(__builtin_convertvector(raw, Whole), F);
-  }
-  // A weight is read in the order of memory, as fast as a processor reads it ahead.
   template <class W, int R>
   void products(const Instruction& a, Int n, Int r) const {
+    constexpr int each = kEach<W>;
     const Int K = a.size[2], whole = K / kPart * kPart;
     const W* w = at<const W>(a.at[2].address) + n * a.at[2].step[1];
     const float* x = x_.data() + r * width_;
-    F total[R][kParts] = {};
+    Words total[R][kParts] = {};
     const auto add = [&](const W* from, Int k) {
-      for (int u = 0; u < kParts; u++) {
-        const F right = lift(from + u * kLanes);
-        for (int j = 0; j < R; j++) total[j][u] += lift(x + j * width_ + k + u * kLanes) * right;
+      for (int v = 0; v < kParts; v += each) {
+        Words right[each];
+        lift(from + v * kWords, right);
+        for (int u = 0; u < each; u++)
+          for (int j = 0; j < R; j++) {
+            Words left;
+            std::memcpy(&left, x + j * width_ + k + (v + u) * kWords, sizeof left);
+            total[j][v + u] += left * right[u];
+          }
       }
     };
     for (Int k = 0; k < whole; k += kPart) add(w + k, k);
@@ -442,10 +466,11 @@ class Machine {
       add(rest, whole);
     }
     for (int j = 0; j < R; j++) {
-      F sum = total[j][0];
-      for (int u = 1; u < kParts; u++) sum += total[j][u];
-      float y = simd::sum(sum), bias;
-      if (const float* scale = at<const float>(a.at[4].address)) y *= scale[n];
+      F all[kPart / kLanes];
+      std::memcpy(all, total[j], sizeof all);
+      for (int u = 1; u < kPart / kLanes; u++) all[0] += all[u];
+      float y = simd::sum(all[0]), bias;
+      if (const float* factor = at<const float>(a.at[4].address)) y *= factor[n];
       const Operand& b = a.at[3];
       if (b.address) y += *read(b, (r + j) * b.step[0] + n * b.step[3], 1, &bias);
       write(&y, a.at[0], (r + j) * a.at[0].step[0] + n, 1);
