@@ -73,6 +73,7 @@ typedef float Words __attribute__((vector_size(kWords * 4)));
 typedef std::uint32_t Bits __attribute__((vector_size(kWords * 4)));
 typedef std::int32_t Signed __attribute__((vector_size(kWords * 4)));
 constexpr int kParts = 4, kPart = kParts * kWords;  // sums of a product, and the elements that they take at once
+constexpr int kTile = 4;  // rows of a weight and of its input that are multiplied at once
 constexpr Int kShared = 1 << 15;  // elements, or weights of a product, from which threads share an operation
 
 struct Exp {
@@ -430,10 +431,16 @@ class Machine {
   }
   template <class W>
   void linear(const Instruction& a, Int first, Int last) const {
-    for (Int n = first; n < last; n++) {
-      Int r = 0;
-      for (; r + 4 <= a.size[0]; r += 4) products<W, 4>(a, n, r);
-      for (; r < a.size[0]; r++) products<W, 1>(a, n, r);
+    Int n = first;
+    const Int tiled = a.size[0] / kTile * kTile;
+    for (; tiled && n + kTile <= last; n += kTile) {
+      for (Int r = 0; r < tiled; r += kTile) tile<W>(a, n, r);
+      for (Int r = tiled; r < a.size[0]; r++)
+        for (Int i = 0; i < kTile; i++) products<W, 1>(a, n + i, r);
+    }
+    for (; n < last; n++) {
+      for (Int r = 0; r < tiled; r += kTile) products<W, kTile>(a, n, r);
+      for (Int r = tiled; r < a.size[0]; r++) products<W, 1>(a, n, r);
     }
   }
   static F lift(const float* w) {
@@ -465,16 +472,47 @@ class Machine {
       std::memcpy(rest, w + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
       add(rest, whole);
     }
-    for (int j = 0; j < R; j++) {
-      F all[kPart / kLanes];
-      std::memcpy(all, total[j], sizeof all);
-      for (int u = 1; u < kPart / kLanes; u++) all[0] += all[u];
-      float y = simd::sum(all[0]), bias;
-      if (const float* factor = at<const float>(a.at[4].address)) y *= factor[n];
-      const Operand& b = a.at[3];
-      if (b.address) y += *read(b, (r + j) * b.step[0] + n * b.step[3], 1, &bias);
-      write(&y, a.at[0], (r + j) * a.at[0].step[0] + n, 1);
+    for (int j = 0; j < R; j++) finish(a, n, r + j, total[j]);
+  }
+  // The same sums, in the same order, of several rows of the weight, one part after the other: each number that is read serves several products.
+  template <class W>
+  void tile(const Instruction& a, Int n, Int r) const {
+    constexpr int each = kEach<W>;
+    const Int K = a.size[2], whole = K / kPart * kPart, step = a.at[2].step[1];
+    const W* w = at<const W>(a.at[2].address) + n * step;
+    const float* x = x_.data() + r * width_;
+    W rest[kTile * kPart] = {};
+    if (whole < K)
+      for (int i = 0; i < kTile; i++)
+        std::memcpy(rest + i * kPart, w + i * step + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
+    Words sum[kTile][kTile][kParts];
+    for (int part = 0; part < kParts; part++) {
+      Words total[kTile][kTile] = {};
+      const auto add = [&](const W* from, Int apart, Int k) {
+        Words left[kTile], right[each];
+        for (int j = 0; j < kTile; j++) std::memcpy(&left[j], x + j * width_ + k + part * kWords, sizeof left[j]);
+        for (int i = 0; i < kTile; i++) {
+          lift(from + i * apart + part / each * each * kWords, right);
+          for (int j = 0; j < kTile; j++) total[i][j] += left[j] * right[part % each];
+        }
+      };
+      for (Int k = 0; k < whole; k += kPart) add(w + k, step, k);
+      if (whole < K) add(rest, kPart, whole);
+      for (int i = 0; i < kTile; i++)
+        for (int j = 0; j < kTile; j++) sum[i][j][part] = total[i][j];
     }
+    for (int i = 0; i < kTile; i++)
+      for (int j = 0; j < kTile; j++) finish(a, n + i, r + j, sum[i][j]);
+  }
+  static void finish(const Instruction& a, Int n, Int r, const Words (&total)[kParts]) {
+    F all[kPart / kLanes];
+    std::memcpy(all, total, sizeof all);
+    for (int u = 1; u < kPart / kLanes; u++) all[0] += all[u];
+    float y = simd::sum(all[0]), bias;
+    if (const float* factor = at<const float>(a.at[4].address)) y *= factor[n];
+    const Operand& b = a.at[3];
+    if (b.address) y += *read(b, r * b.step[0] + n * b.step[3], 1, &bias);
+    write(&y, a.at[0], r * a.at[0].step[0] + n, 1);
   }
 
   // at[0] (B, M, N) = at[1] (B, M, K) at[2] (B, K, N), all float; sizes B, M, N, K; steps of each by its own three dimensions.
