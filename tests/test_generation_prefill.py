@@ -161,13 +161,13 @@ def test_on_a_gpu_a_wave_has_the_bits_of_the_pieces_in_order(size):
 def test_launches_whose_blocks_wait_for_each_other_fit_on_the_gpu_together(monkeypatch):
     streams = Streams(monkeypatch)
     draw, done, met = Random(0), [], 0
-    names = [torch.cuda.Stream("cuda") for _ in range(4)]
+    lanes = [Stream(streams, f"lane {i}") for i in range(4)]
     with launch.several_streams("cuda"):
         for _ in range(400):
             blocks = draw.choice([1, 3, 4, 5, 8, PROCESSORS, None])
-            with streams.on(draw.choice(names)):
+            with streams.on(draw.choice(lanes)):
                 if draw.random() < 0.2:
-                    streams.clocks[streams.current] |= streams.clocks[draw.choice(names).name]
+                    streams.clocks[streams.current] |= streams.clocks[draw.choice(lanes).name]
                 with launch.together(blocks):
                     clock = streams.tick()
                     beside: Counter = Counter()

@@ -14,8 +14,8 @@ TIMES = {"short": 3.0, "long": 90.0}  # what tests took
 def table(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(gpu_table.HANDED, "")
-    monkeypatch.setattr(gpu_table.time, "time", lambda: now[0])
     now, path = [1000.0], tmp_path / "table.jsonl"
+    monkeypatch.setattr(gpu_table.time, "time", lambda: now[0])
 
     def made(seconds=None):
         hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(item.nodeid for item in items))
