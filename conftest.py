@@ -51,6 +51,14 @@ def pytest_collection_finish() -> None:
         torch.set_num_threads(1)  # threads of several workers would wait for each other's processors
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem) -> None:
+    """What outlives a file of tests outlives the process: Trainer's own collections would look through all of it each time."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item) -> None:
     if item.get_closest_marker("gpu"):

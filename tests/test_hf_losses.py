@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_helpers import KINDS, TEXT, every_kind, tiny, width
+from hf_helpers import OF_EACH_KIND, TEXT, every_kind, tiny, width
 from torch.nn.functional import cross_entropy
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -103,7 +103,7 @@ def heads(tokenizer, variant):
         yield LadderForCausalLM, LadderConfig(**make), ids, collator, extra
 
 
-@pytest.mark.parametrize(("variant", "side"), [(v, ["left", "right"][i % 2]) for i, v in enumerate(KINDS)])
+@pytest.mark.parametrize(("variant", "side"), [(v, ["left", "right"][i % 2]) for i, v in enumerate(OF_EACH_KIND)])
 def test_trainer_takes_the_same_step_however_it_is_divided(variant, side, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.padding_side = side
