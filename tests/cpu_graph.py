@@ -39,7 +39,7 @@ class _CpuRecording:
         if not self.executed:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for operation in self.tape.operations:
-                    operation.again()
+                    operation.again()()
         self.executed = False
         return self.result
 

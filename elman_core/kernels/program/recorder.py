@@ -150,7 +150,7 @@ class Program:
                 self.parts[-1] += code  # type: ignore[operator]
         threads = torch.get_num_threads()
         self.steps = [
-            part.again if isinstance(part, Operation) else call(self.module, part, threads) for part in self.parts
+            part.again() if isinstance(part, Operation) else call(self.module, part, threads) for part in self.parts
         ]
 
     @property

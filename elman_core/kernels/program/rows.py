@@ -113,7 +113,7 @@ class Batch:
             code[:, _ADDRESSES] += self._starts
             for part, more in program.parts:
                 if isinstance(part, Operation):
-                    self._steps.append(tree_map(partial(self._sized, rows), part, more).again)
+                    self._steps.append(tree_map(partial(self._sized, rows), part, more).again())
                 else:
                     self._steps.append(call(program.module, code[at : at + len(part)], torch.get_num_threads()))
                     at += len(part)

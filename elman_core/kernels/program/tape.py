@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -63,12 +64,17 @@ class Operation(NamedTuple):
         given = memory((self.args, self.kwargs))
         return [x for x in tensors(self.out) if not memory(x) <= given]
 
-    def again(self) -> None:
-        """Repeat it, and put what it gives where it was put the first time."""
+    def again(self) -> Callable[[], None]:
+        """What repeats it, and puts what it gives where it was put the first time."""
         made = {id(x) for x in self.makes}
-        for new, old in zip(tensors(self.func(*self.args, **self.kwargs)), tensors(self.out), strict=True):
-            if id(old) in made:
-                old.copy_(new)
+        places = [x if id(x) in made else None for x in tensors(self.out)]
+
+        def repeat() -> None:
+            for new, place in zip(tensors(self.func(*self.args, **self.kwargs)), places, strict=True):
+                if place is not None:
+                    place.copy_(new)
+
+        return repeat
 
 
 def tensors(tree: Any) -> list[Tensor]:
