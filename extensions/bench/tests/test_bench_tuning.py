@@ -240,6 +240,13 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     metrics = read_metrics(new)
     assert (metrics.broken, list(metrics.columns["step"][-2:])) == (0, [247, 250])
     assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
-    Path("kept.json").write_text(Path("kept.json").read_text().replace("accuracy", "accuracies"))
-    assert main([*words, "--out", "damaged"]) == 2
-    assert "kept.json" in capsys.readouterr().err
+    outside = [
+        {"../../outside": kept["runs"][final]},
+        {final: {**kept["runs"][final], "logs": {"../../../outside": []}}},
+    ]
+    damaged = [Path("kept.json").read_text().replace("accuracy", "accuracies")]
+    for text in damaged + [json.dumps({"format": 1, "runs": runs}) for runs in outside]:
+        Path("kept.json").write_text(text)
+        assert main([*words, "--out", "damaged"]) == 2
+        assert "kept.json" in capsys.readouterr().err
+    assert not [*tmp_path.rglob("outside*")]

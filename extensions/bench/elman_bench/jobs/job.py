@@ -30,7 +30,7 @@ UNFINISHED = (WAITING, RUNNING, KILLED, INCOMPLETE, LOST)
 OUTSIDE = (KILLED, INCOMPLETE, LOST)
 """States with a cause outside the job. The scheduler tries such a job again, unless it was the cause itself."""
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]*")
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]*")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Job:
     prepare: Callable[[], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id):
+        if not ID.fullmatch(self.id):
             raise ConfigError(f"the name of a job is letters, digits and _.,=+-, not {self.id!r}")
         if not self.command:
             raise ConfigError(f"job {self.id} has no command")

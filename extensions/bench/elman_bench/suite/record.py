@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elman_bench.jobs.job import State, write_state
+from elman_bench.jobs.job import ID, State, write_state
 from elman_bench.results.runs import MANIFEST
 from elman_core.extension import (
     METRICS,
@@ -44,7 +44,8 @@ class Record:
         self.runs: dict[str, dict[str, Any]] = read_json(file).get("runs", {}) if file.exists() else {}
         parts = {"job": dict, "state": dict, "manifest": dict, "logs": dict, "curve": dict, "evaluations": list}
         for id, run in self.runs.items():
-            if not isinstance(run, dict) or any(not isinstance(run.get(k), kind) for k, kind in parts.items()):
+            whole = isinstance(run, dict) and all(isinstance(run.get(k), kind) for k, kind in parts.items())
+            if not whole or not all(map(ID.fullmatch, (id, *run["logs"]))):  # they become names of files
                 raise CheckpointError(f"{file} holds no finished run of a suite as {id}")
 
     def restore(self) -> None:
