@@ -145,9 +145,8 @@ class _Streams:
 
     def __init__(self, processors: int) -> None:
         self.processors = processors
-        self.running: dict[
-            Any, tuple[int, Any]
-        ] = {}  # by stream, oldest first: the most blocks, the end of its last launch
+        # By stream, oldest first: the most blocks, the end of its last launch.
+        self.running: dict[Any, tuple[int, Any]] = {}
         self.ended: dict[Any, Any] = {}  # by stream: all later launches wait for this end
 
     @contextmanager

@@ -30,6 +30,16 @@ def need_whole_inner(dim: int, expand: float, headdim: int) -> None:
         )
 
 
+@torch.no_grad()
+def start_projections_(in_proj: nn.Linear, out_proj: nn.Linear, depth: int) -> None:
+    """Both as nn.Linear starts; out_proj then divided by the square root of `depth`, the number of layers, unless it is 0."""
+    for projection in (in_proj, out_proj):
+        bound = 1 / math.sqrt(projection.in_features)
+        nn.init.uniform_(projection.weight, -bound, bound)
+    if depth:
+        out_proj.weight.div_(math.sqrt(depth))
+
+
 class Mamba2(Mixer):
     """Parameters, with mamba_ssm's names and shapes: in_proj (2 I + 2 N + H, D), rows z, x, B, C, dt; conv1d.weight (C, 1, K),
     conv1d.bias (C); dt_bias, A_log, D (H); norm.weight (I); out_proj (D, I).
@@ -62,11 +72,7 @@ class Mamba2(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        for projection in (self.in_proj, self.out_proj):
-            bound = 1 / math.sqrt(projection.in_features)  # as nn.Linear starts
-            nn.init.uniform_(projection.weight, -bound, bound)
-        if self.config.init_depth:
-            self.out_proj.weight.div_(math.sqrt(self.config.init_depth))
+        start_projections_(self.in_proj, self.out_proj, self.config.init_depth)
         self.conv1d.reset_parameters()
         mamba_decay_(self.A_log, self.dt_bias, a_min=1.0)
         nn.init.ones_(self.D)

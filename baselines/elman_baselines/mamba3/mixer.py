@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_baselines.mamba2.mixer import need_whole_inner
+from elman_baselines.mamba2.mixer import need_whole_inner, start_projections_
 from elman_core import Mixer, State, option
 from elman_core.nn import RMSNorm, aligned, compute_dtype, linear, mamba_decay_, without_autocast
 from elman_core.registry import StateSpec
@@ -75,11 +75,7 @@ class Mamba3(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        for projection in (self.in_proj, self.out_proj):
-            bound = 1 / math.sqrt(projection.in_features)  # as nn.Linear starts
-            nn.init.uniform_(projection.weight, -bound, bound)
-        if self.config.init_depth:
-            self.out_proj.weight.div_(math.sqrt(self.config.init_depth))
+        start_projections_(self.in_proj, self.out_proj, self.config.init_depth)
         mamba_decay_(torch.empty_like(self.dt_bias), self.dt_bias)
         for ones in (self.D, self.B_bias, self.C_bias):
             nn.init.ones_(ones)
