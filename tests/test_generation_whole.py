@@ -120,6 +120,15 @@ def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):
     assert [r.message for r in caplog.records] == [said + "a state that grows", said + "aten::cumsum"]
 
 
+@pytest.mark.parametrize("variant", ["e88", "gdn", "mamba2", "mamba3", "rwkv7", "slstm"])
+def test_what_is_as_large_as_a_state_takes_no_memory(variant, monkeypatch):
+    fits = []
+    monkeypatch.setattr(whole, "Program", lambda source, *_: fits.append(source.floats))
+    monkeypatch.setattr(whole, "_check", lambda *_: None)
+    whole.made(model_of(variant, dim=512))
+    assert len(fits) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["e1", "e42", "e65", "e75", "e88", "e88:conv_h5n128v256", "gdn", "lstm", "mamba2"])
 @pytest.mark.parametrize(

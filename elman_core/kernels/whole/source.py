@@ -8,6 +8,7 @@ the results. A step is a sequence of phases: the shared work of a phase depends 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ class _Writer:
 
     def _find(self) -> None:
         """Find which nodes belong to a large state, the phase of every node, and which lie in memory."""
-        uses = dict.fromkeys(self.order, 0)
+        uses, least = dict.fromkeys(self.order, 0), min((state.count for state in self.large), default=math.inf)
         for node in self.order:
             states = {self.part[x] for x in node.args if x in self.part} | ({node} & self.large)
             if len(states) > 1:
@@ -161,10 +162,9 @@ class _Writer:
             if states and not node.combine:
                 self.part[node] = states.pop()
             self.level[node] = max((self.level[x] for x in node.args), default=0) + self.shared(node)
-            for x in () if node.view else node.args:
-                uses[_root(x)] += (
-                    2 if node in self.part and x not in self.part else 1
-                )  # which then reads it again and again
+            wide = node in self.part or node.count >= least
+            for x in () if node.view else node.args:  # what is smaller, a wide one reads again and again
+                uses[_root(x)] += 2 if wide and _root(x).count < node.count else 1
             if self.shared(node) and node.weight is None:
                 self._find_columns(node)
         for node, count in uses.items():
