@@ -176,6 +176,13 @@ def shipped(
     )
 
 
+def for_target(name: str, binding: str, target: Target, *words: Any, **how: Any) -> Extension:
+    """As `shipped`, of a binding with a file for each target: NAME_TARGET, then the dtype, if there is one, and the words."""
+    dtypes = [str(how["DTYPE"]).removeprefix("torch.")] if "DTYPE" in how else []
+    title = "_".join(map(str, (name, target, *dtypes, *words)))
+    return shipped(title, f"{binding}_{target}.{'cu' if target == 'cuda' else 'cpp'}", cpu=target == "cpu", **how)
+
+
 def emulated(extension: Extension) -> Extension:
     """A CUDA extension as the C++ compiler builds it with headers that stand for a GPU: every thread is a fiber."""
     import elman_csrc

@@ -201,10 +201,8 @@ class Operator:
     def _caller(self, name: str) -> Callable[..., Sequence[Tensor]]:
         """What `call` is: with the back end "reference", autograd differentiates plain PyTorch."""
         parameters, lines = _operands(self.cell, self.family.inputs)
-        keep, count = (
-            "_is_grad_enabled() and any(x is not None and x.requires_grad for x in given)",
-            len(self.family.outputs),
-        )
+        keep = "_is_grad_enabled() and any(x is not None and x.requires_grad for x in given)"
+        count = len(self.family.outputs)
         last = [keep if word == "keep" else word for word in self._words]
         lines.append(f"given += ({''.join(f'{each}, ' for each in last)})")
         if self._plain:

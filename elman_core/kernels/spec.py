@@ -24,6 +24,16 @@ from .build import Extension
 from .build import Target as Target
 
 Backend = Literal["auto", "torch", "cuda", "cpu", "host", "emulated", "reference"]
+"""What computes a call.
+
+    auto       the kernel of the device where one runs (on a CPU: where it pays), else plain PyTorch
+    torch      plain PyTorch with a hand-written backward, on every device; rows and matrix states have none
+    cuda       the kernel of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer
+    cpu        the same cell header in vectors and threads, in float32 or bfloat16
+    host       the same cell header in C++ loops, for tests: runs only if asked for by name
+    emulated   the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
+    reference  the variant's own slow, obvious function, differentiated by autograd: the truth for all of them
+"""
 Grid = Literal["quick", "full"]
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
@@ -213,7 +223,7 @@ class Problems:
         letters: of the sizes.
         named, large: (sizes, words) of one problem each; "masked packed" sets these flags or options of `Case`.
         values: the declared values of each size, by letter, or of several that depend on each other, by letters. words: those
-            that a sample sets. count: cases of a sample, for each dtype.
+            that a sample sets. count: cases of a sample, for each dtype; none without values.
         wide: in float32, the last size is so many times as large: of a few numbers, the relative error is a matter of luck.
         compiled: letters of the sizes for which a module is compiled, beside "packed". modules: most kinds in a dtype.
     """
@@ -221,7 +231,7 @@ class Problems:
     letters: str
     dtypes: Sequence[torch.dtype]
     named: Sequence[tuple[tuple[int, ...], str]]
-    values: Mapping[str, Sequence[Any]]
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     large: Sequence[tuple[tuple[int, ...], str]] = ()
     words: str = "masked strided bare packed"
     count: int = 40
@@ -247,10 +257,10 @@ class Problems:
         return [case for case in cases if self.kind(case) in kept]
 
     def _sample(self) -> Iterator[tuple[tuple[int, ...], str]]:
-        generator, count = random.Random(0), range(self.count)
+        generator, count = random.Random(0), range(self.count if self.values else 0)
 
         def column(values: Sequence[Any]) -> list[Any]:
-            return generator.sample([values[i % len(values)] for i in count], self.count)
+            return generator.sample([values[i % len(values)] for i in count], len(count))
 
         sizes = [column([v if isinstance(v, tuple) else (v,) for v in values]) for values in self.values.values()]
         words = [column(("", word)) for word in self.words.split()]

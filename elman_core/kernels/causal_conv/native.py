@@ -19,11 +19,9 @@ def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4, target: Target
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
     """
-    cpu = target == "cpu"
     if not 2 <= taps <= 64:
         raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
-    name = f"{NAME}_{target}_{str(dtype).removeprefix('torch.')}_{taps}"
-    return build.shipped(name, f"causal_conv_{target}.{'cpp' if cpu else 'cu'}", cpu=cpu, DTYPE=dtype, TAPS=taps)
+    return build.for_target(NAME, NAME, target, taps, DTYPE=dtype, TAPS=taps)
 
 
 module = launch.opener(FAMILY, extension)

@@ -147,10 +147,7 @@ def _run_plain(
     logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, *given: Any
 ) -> None:
     how = dict(zip(("penalty", "temperature", "top_p", "top_k"), given, strict=True))
-    drawn_B.copy_(portable.race(portable.kept_scores(logits_BV.float(), seen_BV, **how), waits_BV).argmax(-1))
-    if how["penalty"] != 1.0:
-        seen_BV.scatter_(1, drawn_B[:, None], True)
-    shown_B.copy_(torch.where(logits_BV.isfinite().all(-1), drawn_B, -1))
+    portable.draw(logits_BV.float(), waits_BV, seen_BV, drawn_B, shown_B, **how)
 
 
 _draw_op = operator(
@@ -224,13 +221,7 @@ def _call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     logits, waits, before = inputs.values()
     how, seen = spec.settings(options), before.clone(memory_format=torch.contiguous_format)
     drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
-    if not plain:
-        draw(logits, waits, seen, drawn, shown, **how)
-    else:
-        drawn = portable.race(portable.kept_scores(logits, seen, **how), waits).argmax(-1)
-        if how["penalty"] != 1:
-            seen.scatter_(1, drawn[:, None], True)
-        shown = drawn.clone()
+    (portable.draw if plain else draw)(logits, waits, seen, drawn, shown, **how)
     # One wrong class or mark must be a large error in any row: compare one-hot rows, and marks where they changed.
     classes = logits.shape[1]
     return {"drawn": F.one_hot(drawn.clamp(0, classes - 1), classes), "shown": shown - drawn, "marked": seen != before}

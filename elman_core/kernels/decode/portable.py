@@ -6,6 +6,7 @@ They compute in float32 (float64 for float64).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,3 +70,13 @@ def race(scores_BV: Tensor, waits_BV: Tensor | None) -> Tensor:
     """The values whose largest is the drawn class: a race of exponentials, as torch.multinomial draws one sample, but without
     reading values on the host. For temperature 0, without `waits_BV`, they are the scores."""
     return scores_BV if waits_BV is None else scores_BV.softmax(-1) / waits_BV
+
+
+def draw(
+    logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, **how: Any
+) -> None:
+    """As `op.draw`."""
+    drawn_B.copy_(race(kept_scores(logits_BV, seen_BV, **how), waits_BV).argmax(-1))
+    if how["penalty"] != 1:
+        seen_BV.scatter_(1, drawn_B[:, None], True)
+    shown_B.copy_(torch.where(logits_BV.isfinite().all(-1), drawn_B, -1))

@@ -21,7 +21,7 @@ from torch import Tensor
 from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension, Target
 from elman_core.kernels.family import Values
-from elman_core.kernels.runtime import CPU_DTYPES, DTYPE_CODES
+from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.kernels.spec import Case
 from elman_core.registry.errors import KernelError, KernelTimeoutError
 
@@ -78,14 +78,12 @@ def _run_steps(module: Any, function: str, given: Values) -> None:
         given["dh0"].masked_fill_(starts_TB[0, :, None], 0.0)
 
 
-def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32) -> Extension:
-    """What is compiled for a cell, at the usual size on a GPU; dtype: of storage on a CPU. Raises as `build.shipped`."""
-    more: dict[str, Any] = {} if cell.bare is None else {"INPUT": "TiedSilu"}
-    name, binding = f"{cell.name}_dense_{target}", f"dense_{target}.{'cu' if target == 'cuda' else 'cpp'}"
-    if target == "cpu":
-        name, more = f"{name}_{str(dtype).removeprefix('torch.')}", {"DTYPE": dtype}
-    declared = {"extras": len(cell.extras), "uses_a": cell.uses_a}
-    return build.shipped(name, binding, cell.header, cpu=target == "cpu", declared=declared, CELL=cell.type, **more)
+def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32, **defines: Any) -> Extension:
+    """What is compiled for a cell, on a GPU at the usual size or as `defines` say; dtype: of storage on a CPU. Raises as
+    `build.shipped`."""
+    how = {"header": cell.header, "declared": {"extras": len(cell.extras), "uses_a": cell.uses_a}, "CELL": cell.type}
+    how |= {"DTYPE": dtype} if target == "cpu" else {} if cell.bare is None else {"INPUT": "TiedSilu"}
+    return build.for_target(f"{cell.name}_dense", "dense", target, **how, **defines)
 
 
 @cache
@@ -107,20 +105,15 @@ def plan_for(
 
 def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, packed: bool = False) -> Extension:
     """What is compiled for a plan; packed: for calls with starts of documents. Steps are never tied."""
-    bare = source((cell.bare or cell) if chosen.kind == "steps" else cell, "cuda")
-    defines = [("ELMAN_DTYPE", str(DTYPE_CODES[dtype])), ("ELMAN_WIDTH", str(width))]
-    binding = bare.binding
-    if chosen.kind == "steps":
-        binding = binding.with_name("dense_cuda_steps.cu")
-    else:
-        defines += [("ELMAN_KIND", chosen.kind), ("ELMAN_SPILL", str(chosen.spill)), ("ELMAN_WIDE", str(chosen.wide))]
-    if chosen.slots > 1:
-        defines.append(("ELMAN_SLOTS", str(chosen.slots)))
-    if packed:
-        defines.append(("ELMAN_PACKED", "1"))
-    name = f"{bare.name}_{'wide_' if chosen.wide == 2 else ''}{chosen.kind}_{str(dtype).removeprefix('torch.')}_{width}"
-    name += (f"_{chosen.slots}" if chosen.slots > 1 else "") + "_packed" * packed
-    return replace(bare, name=name, binding=binding, defines=(*bare.defines, *defines))
+    steps, defines = chosen.kind == "steps", dict[str, Any](DTYPE=dtype, WIDTH=width)
+    defines |= {} if steps else {"KIND": chosen.kind, "SPILL": chosen.spill, "WIDE": chosen.wide}
+    defines |= ({"SLOTS": chosen.slots} if chosen.slots > 1 else {}) | ({"PACKED": 1} if packed else {})
+    cell = (cell.bare or cell) if steps else cell
+    made = source(cell, "cuda", **defines)
+    kind, stored = "wide_" * (chosen.wide == 2) + chosen.kind, str(dtype).removeprefix("torch.")
+    words = (kind, stored, width, *[chosen.slots] * (chosen.slots > 1), *["packed"] * packed)
+    name = "_".join(map(str, (cell.name, "dense_cuda", *words)))
+    return replace(made, name=name, binding=made.binding.with_name("dense_cuda_steps.cu") if steps else made.binding)
 
 
 def module_for(cell: DenseCell, target: Target, case: Case) -> Extension:

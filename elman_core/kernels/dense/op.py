@@ -5,15 +5,7 @@ The op is the recurrence over all time steps
     a_t = W h_{t-1} + u_t,   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
 
 It is registered with `torch.library` as `elman::dense_NAME`, with its backward `elman::dense_NAME_backward`, for FakeTensor,
-`torch.compile` and CUDA graphs. Five back ends compute it:
-
-    torch   plain PyTorch with a hand-written backward (portable.py): every device; the fallback
-    cuda    the persistent kernel of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer
-    cpu     the same cell header in vectors and threads (dense_cpu.h), in float32 or bfloat16: in training, where that pays
-    host    the same cell header in C++ loops, for tests: runs only if asked for by name
-    emulated  the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
-
-"reference" is the variant's own slow, obvious function, differentiated by autograd: the truth for all of them.
+`torch.compile` and CUDA graphs. Every `Backend` computes it; on a CPU, "auto" runs a kernel in training alone.
 
 A call with the projection in front of the recurrence may run both in one launch on a GPU: a single step without gradients
 (`decode/step.py`) or, if W itself is the projection, all steps (`recurrence.py`). The kernel decides that by itself.
@@ -127,7 +119,7 @@ class DenseKernel:
             starts_TB: bool; where True the state is set to 0 before the step, masked or not.
             v: (d, K); may be W itself. b: (d,).
             silu: whether x passes SiLU first.
-            backend: "auto" or one from the module's docstring.
+            backend: as `Backend` in kernels/spec.py says.
 
         Returns:
             y (T, B, d) in the dtype of u, and h_T (B, d) in float32 (float64 for float64).

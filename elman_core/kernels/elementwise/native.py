@@ -14,18 +14,12 @@ from .spec import FAMILY, ElementwiseCell
 
 def extension(cell: ElementwiseCell, target: Target, dtype: torch.dtype = torch.bfloat16) -> Extension:
     """A cell's module for tests ("host"), or one for each dtype of a GPU or CPU. Raises `KernelError` for other dtypes."""
-    name = f"{cell.name}_elementwise_{target}"
-    declared = {"streams": len(cell.streams), "vectors": len(cell.vectors), "states": len(cell.states)}
-    if target == "host":
-        return build.shipped(name, "elementwise_host.cpp", cell.header, declared=declared, CELL=cell.type)
-    name += f"_{str(dtype).removeprefix('torch.')}"
-    if target == "cpu":
-        return build.shipped(
-            name, "elementwise_cpu.cpp", cell.header, cpu=True, declared=declared, CELL=cell.type, DTYPE=dtype
-        )
-    if dtype == torch.float64:
+    if target == "cuda" and dtype == torch.float64:
         raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
-    return build.shipped(name, "elementwise_cuda.cu", cell.header, declared=declared, CELL=cell.type, DTYPE=dtype)
+    declared = {"streams": len(cell.streams), "vectors": len(cell.vectors), "states": len(cell.states)}
+    defines = {"CELL": cell.type, **({} if target == "host" else {"DTYPE": dtype})}
+    name = f"{cell.name}_elementwise"
+    return build.for_target(name, "elementwise", target, header=cell.header, declared=declared, **defines)
 
 
 def run(cell: ElementwiseCell, function: str, given: Values, values: Values) -> None:

@@ -5,16 +5,9 @@ The op is the recurrence over all time steps, in which channels and rows are ind
     (h_t, y_t) = cell(h_{t-1}, x_t, p)        h: one state or more, x: streams (T, B, d), p: learned vectors (d,)
 
 It is registered with `torch.library` as `elman::elementwise_NAME`, with its backward `elman::elementwise_NAME_backward`, for
-FakeTensor, `torch.compile` and CUDA graphs. Four back ends compute it:
-
-    torch   plain PyTorch with a hand-written backward (portable.py): every device; the fallback
-    cuda    the kernels of `elman_csrc`, compiled with the cell header at first use: NVIDIA GPUs, sm_80 and newer. The forward
-            keeps the states of every 16th step, and the backward computes the others again; a single step without gradients,
-            as in decoding, has its own launch
-    cpu     the same cell header in vectors and threads (elementwise_cpu.h), float32 or bfloat16: in training, where that pays
-    host    the same cell header in C++ loops, for tests: runs only if asked for by name
-
-"reference" is the variant's step in an obvious loop, differentiated by autograd: the truth for all of them.
+FakeTensor, `torch.compile` and CUDA graphs. Every `Backend` computes it; on a CPU, "auto" runs a kernel in training alone. On a
+GPU the forward keeps the states of every 16th step, and the backward computes the others again; a single step without
+gradients, as in decoding, has its own launch.
 
 Shapes: T time, B batch, d width, S states.
 """
@@ -87,7 +80,7 @@ class ElementwiseKernel(Compiled):
             vectors: (d,) each. states: the states before the first step, (B, d) each. Both in any floating dtype.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
-            backend: "auto" or one from the module's docstring.
+            backend: as `Backend` in kernels/spec.py says.
 
         Returns:
             y (T, B, d) in the dtype of the streams, and the states (B, d) in float32 (float64 for float64).
@@ -111,16 +104,15 @@ class ElementwiseKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        extension = native.extension
         return self._operator.spec(
             self,
             PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
-            extension=lambda target: extension(self.cell, target),
-            module=lambda target, case: extension(self.cell, target, case.dtype),
-            builds=lambda target, _arch, _widths, dtypes: list(
-                dict.fromkeys(extension(self.cell, target, dtype) for dtype in dtypes or (torch.bfloat16,))
-            ),
+            extension=lambda target: native.extension(self.cell, target),
+            module=lambda target, case: native.extension(self.cell, target, case.dtype),
+            builds=lambda target, _arch, _widths, dtypes: [
+                native.extension(self.cell, target, dtype) for dtype in dtypes or (torch.bfloat16,)
+            ],
             portable=("torch",),
             emulated=EMULATED,
         )

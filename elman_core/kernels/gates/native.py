@@ -38,16 +38,12 @@ def extension(
     Raises:
         KernelError: the sources are not installed, or no kernel has this dtype or width.
     """
-    name = f"{cell.name}_gates_{target}"
     declared = {"gates": cell.gates, "kept": cell.kept, "states": len(cell.states), "splits": cell.splits}
     declared["staged"] = cell.inner is not None
-    if target == "host":
-        return build.shipped(name, "gates_host.cpp", cell.header, declared=declared, CELL=cell.type)
-    name += f"_{str(dtype).removeprefix('torch.')}"
-    if target == "cpu":
-        return build.shipped(
-            name, "gates_cpu.cpp", cell.header, cpu=True, declared=declared, CELL=cell.type, DTYPE=dtype
-        )
+    how = {"header": cell.header, "declared": declared, "CELL": cell.type}
+    how |= {} if target == "host" else {"DTYPE": dtype}
+    if target != "cuda":
+        return build.for_target(f"{cell.name}_gates", "gates", target, **how)
     if dtype not in DTYPES:
         raise KernelError(f"{cell.name}: kernels of gated cells store bfloat16 and float16, not {dtype}")
     each = width // heads
@@ -57,9 +53,9 @@ def extension(
             f"{cell.name}: its kernels take widths{of} that are multiples of {STEP} up to {WIDEST}, not {width / heads:g}"
         )
     tiles = 1 if rows <= 8 else 2
-    name += f"_{each}_{tiles}" + f"_h{heads}" * (heads > 1) + "_packed" * packed
-    sizes: dict[str, Any] = {"DTYPE": dtype, "WIDTH": each, "HEADS": heads, "TILES": tiles, "PACKED": int(packed)}
-    return build.shipped(name, "gates_cuda.cu", cell.header, declared=declared, CELL=cell.type, **sizes)
+    words = (each, tiles, *[f"h{heads}"] * (heads > 1), *["packed"] * packed)
+    how |= {"WIDTH": each, "HEADS": heads, "TILES": tiles, "PACKED": int(packed)}
+    return build.for_target(f"{cell.name}_gates", "gates", target, *words, **how)
 
 
 def module_for(cell: GatesCell, target: Target, case: Case) -> Extension:

@@ -4,16 +4,9 @@
 
 p and u have k parts of d channels, the gates: a step has k products of the same h. s is up to three further states. With H
 heads, W is block-diagonal: each head is such a recurrence of d / H channels, whose gates lie behind those of the head before.
-The op is registered with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Four back ends
-compute it:
-
-    torch   plain PyTorch with a hand-written backward (portable.py): every device
-    cuda    one persistent launch of `elman_csrc` with the cell header, compiled at first use: NVIDIA GPUs, sm_90 and newer,
-            16-bit storage, d (with heads, d / H) a multiple of 64 up to 1024
-    cpu     the same cell header in vectors and threads (gates_cpu.h), in float32 or bfloat16: in training, where that pays
-    host    the same cell header in C++ loops, for tests: runs only if asked for by name
-
-"reference" is the step in an obvious loop, differentiated by autograd: the truth for all of them.
+The op is registered with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Every
+`Backend` computes it; on a CPU, "auto" runs a kernel in training alone. On a GPU it is one persistent launch: sm_90 and newer,
+16-bit storage, d (with heads, d / H) a multiple of 64 up to 1024.
 
 Shapes: T time, B batch, d width, G = k d, c = d / H.
 """
@@ -106,7 +99,7 @@ class GatesKernel(Compiled):
             states: the states before the first step, (B, d) each.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
-            backend: "auto" or one from the module's docstring.
+            backend: as `Backend` in kernels/spec.py says.
 
         Returns:
             y (T, B, d) in the dtype of u, and the states (B, d) in float32 (float64 for float64).

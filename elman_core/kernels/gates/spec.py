@@ -73,7 +73,6 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((2048, 1, 8), ""),),
         values={"T": (1, 2, 50), "B": (1, 5, 33), "d": (2, 3, 4)},
-        words="masked strided bare packed",
         count=12,
         wide=8,
     ),
@@ -86,7 +85,6 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((2048, 8, 256), ""),),
         values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
-        words="masked strided bare packed",
         count=80, compiled="d", modules=9,  # some in two ways, for a small batch and a large one
     ),
     "cpu": Problems(
@@ -97,24 +95,19 @@ PROBLEMS: dict[Any, Problems] = {
         ),
         large=(((2048, 2, 64), ""),),
         values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 192)},
-        words="masked strided bare packed",
         count=20,
     ),
 }  # fmt: skip
 HEADS: dict[Any, Problems] = {
-    "host": Problems(
-        "TBHd", (torch.float64,), named=(((7, 3, 2, 6), "masked packed"),), large=(), values={}, words="", count=0
-    ),
+    "host": Problems("TBHd", (torch.float64,), named=(((7, 3, 2, 6), "masked packed"),)),
     "cuda": Problems(
         "TBHd",
         (torch.bfloat16, torch.float16),
         named=(((17, 5, 4, 768), "masked packed"),),
-        large=(),
         values={"T": (1, 40), "B": (70,), "Hd": ((2, 256), (4, 512), (4, 1024), (8, 1024), (2, 2048))},
-        words="masked strided bare packed",
         count=20, compiled="Hd", modules=3,
     ),
-    "cpu": Problems("TBHd", CPU_DTYPES, named=(((18, 7, 3, 111), "masked packed"),), large=(), values={}, words="", count=0),
+    "cpu": Problems("TBHd", CPU_DTYPES, named=(((18, 7, 3, 111), "masked packed"),)),
 }  # fmt: skip
 EMULATED = (
     Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True, packed=True),

@@ -49,13 +49,14 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         "vectors": len(cell.vectors), "lines (v is one)": len(cell.lines), "scalars": len(cell.scalars) - absent,
         "params": len(cell.params), "elementwise": cell.elementwise, "delta": cell.takes_blocks(size.form),
     }  # fmt: skip
-    dtype = str(size.dtype).removeprefix("torch.")
-    return build.shipped(
-        "_".join([cell.name, "matrix", target, dtype, f"{size.rows}x{size.columns}", str(form)]),
-        f"matrix_state_{target}.{'cu' if target == 'cuda' else 'cpp'}",
-        cell.header,
+    return build.for_target(
+        f"{cell.name}_matrix",
+        "matrix_state",
+        target,
+        f"{size.rows}x{size.columns}",
+        form,
+        header=cell.header,
         declared=declared,
-        cpu=target == "cpu",
         CELL=f"{cell.type}<{','.join(str(int(x)) for x in form.arguments)}>" if form.arguments else cell.type,
         DTYPE=size.dtype,
         ROWS=size.rows,

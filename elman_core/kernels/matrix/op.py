@@ -5,12 +5,7 @@ The op is the recurrence of H heads, each with a matrix S of N rows (keys) and V
     r = Sᵀ k,   S = phi(keep S + k writeᵀ),   o = Sᵀ q,   (keep, write) of a column = cell(r, its lines, scalars, params)
 
 It is registered with `torch.library` as `elman::matrix_NAME` (and `_backward`), for FakeTensor, `torch.compile` and CUDA
-graphs. Back ends:
-
-    cuda       the skeleton of `elman_csrc` (matrix_state.cuh), compiled for each size and dtype at first use: sm_80 and newer
-    cpu        the same cell in vectors and threads (matrix_state_cpu.h), in float32 or bfloat16, where that pays
-    host       the same cell in C++ loops, in float64 or float32, for tests: runs only if asked for by name
-    reference  the variant's own slow function under autograd: the truth; runs where no kernel does
+graphs. Every `Backend` but "torch" computes it; the reference runs where no kernel does.
 
 There are two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` (`elman::matrix_packed_NAME`) takes q,
 k and the lines in one tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of
@@ -126,7 +121,7 @@ class MatrixKernel(Compiled):
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
             a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
-            backend: "auto" or one from the module's docstring.
+            backend: as `Backend` in kernels/spec.py says.
             more: the cell's options; False by default.
 
         Returns:

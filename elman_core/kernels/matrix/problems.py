@@ -181,13 +181,11 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
             "BTHNV",
             (dtype,),
             named=named,
-            large=(),
             values={
                 "B": (1, 2), "T": (1, 15, 16, 17, 50), "H": (2, 3),
                 "NV": ((4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32)),
             },
-            words="masked strided bare packed",
-            count=30,
+                count=30,
         )
         for dtype, named in ((torch.float64, _HOST), (torch.float32, _HOST[1:3]))
     ),
@@ -210,8 +208,7 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
                     (16, 32), (32, 64), (8, 3), (32, 17), (48, 24), *_AT_ONCE,
                 ),
             },
-            words="masked strided bare packed",
-            count=324, compiled="NV",
+                count=324, compiled="NV",
         ),
     ),
     "cpu": (
@@ -222,10 +219,8 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
                 ((2, 37, 3, 16, 24), ""), ((2, 50, 3, 32, 32), "masked packed"), ((2, 21, 2, 20, 7), "strided"),
                 ((1, 18, 2, 64, 80), "bare packed"), ((3, 1, 2, 16, 24), ""), ((2, 34, 2, 20, 7), "masked packed"),
             ),
-            large=(),
             values={"B": (1, 2), "T": (15, 17, 65), "H": (2, 3), "NV": ((4, 3), (8, 8), (24, 48), (64, 64), (128, 256))},
-            words="masked strided bare packed",
-            count=30,
+                count=30,
         ),
     ),
 }  # fmt: skip

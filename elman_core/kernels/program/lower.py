@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elman_core.kernels.runtime import CPU_DTYPES, DTYPE_CODES
+
 from .tape import POINTWISE, SAME, Operation
 
 CODES = {name: i for i, name in enumerate([*POINTWISE, "sum", "vecdot", "embedding", "linear", "matmul", "draw"])}
@@ -17,7 +19,7 @@ LOWERED = {
     *POINTWISE, *SAME, "rsub", "_foreach_copy", "cat", "stack", "sum", "mean", "linalg_vecdot", "embedding", "linear",
     "addmm", "matmul", "mm", "bmm",
 }  # fmt: skip
-STORED = {torch.float32: 1, torch.bfloat16: 2}
+STORED = {dtype: DTYPE_CODES[dtype] for dtype in CPU_DTYPES}
 INT8 = 4  # of weights alone, with a factor for each row
 WORDS = 38  # of an instruction
 
@@ -31,9 +33,7 @@ class UnknownOperationError(Exception):
 def name_of(func: Any) -> str | None:
     """The name of an operator that may have instructions, the same in place."""
     name = str(func.overloadpacket.__name__).rstrip("_")
-    return (
-        name if (func.namespace == "aten" and name in LOWERED) or (func.namespace, name) == ("elman", "draw") else None
-    )
+    return name if name in {"aten": LOWERED, "elman": {"draw"}}.get(func.namespace, ()) else None
 
 
 def lower(operation: Operation, held: list[Tensor]) -> list[Instruction]:

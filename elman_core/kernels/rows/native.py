@@ -19,17 +19,16 @@ def extension(name: str, dtype: torch.dtype, rows: int, columns: int, target: Ta
     Raises:
         KernelError: there is no kernel for these, or the sources are not installed.
     """
-    title = f"{name}_rows_{target}_{str(dtype).removeprefix('torch.')}_{rows}x{columns}"
     if target == "cpu" and max(rows, columns) > 128:
         raise KernelError(f"{name}: no kernel of a CPU for K={rows} V={columns}: they go up to 128")
-    if target == "cpu":
-        return build.shipped(title, "rows_cpu.cpp", cpu=True, DTYPE=dtype, ROWS=rows, COLUMNS=columns)
-    if dtype not in DTYPES or rows % 16 or columns not in (16, 32) or not 0 < rows * columns <= 1024:
+    fits = dtype in DTYPES and rows % 16 == 0 and columns in (16, 32) and 0 < rows * columns <= 1024
+    if target == "cuda" and not fits:
         raise KernelError(
             f"{name}: no kernel for K={rows} V={columns} in {dtype}. There are: V 16 or 32, K a multiple of 16, K V up to "
             "1024; bfloat16, float16"
         )
-    return build.shipped(title, "rows_cuda.cu", DTYPE=dtype, ROWS=rows, COLUMNS=columns)
+    sizes = f"{rows}x{columns}"
+    return build.for_target(f"{name}_rows", "rows", target, sizes, DTYPE=dtype, ROWS=rows, COLUMNS=columns)
 
 
 module = launch.opener(FAMILY, extension)

@@ -391,10 +391,8 @@ class _Writer:
     def _allocate(self) -> tuple[dict[int, int], int]:
         """Where each buffer lies, in floats, and how many there are: buffers share memory unless both are needed at a time."""
         last = {node: at for at, line in enumerate(self.lines) for node in line.reads}
-        taken, places = (
-            list[tuple[int, int, int, int]](),
-            dict[int, int](),
-        )  # (from line, to line, from float, to float)
+        places = dict[int, int]()
+        taken = list[tuple[int, int, int, int]]()  # (from line, to line, from float, to float)
         for at, line in enumerate(self.lines):
             if line.makes is None or line.makes not in self.buffers or not line.makes.count:
                 continue
