@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -217,23 +220,46 @@ def test_a_program_serves_any_number_of_rows_with_the_same_bits_or_is_refused(mo
             RowsProgram(recorded(2, uneven), recorded(3, uneven))
 
 
-def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cannot_be(tmp_path, monkeypatch, caplog):
-    need_host_compiler()
+def compiler(folder, does):
+    """A program in the compiler's place: `made` is what it shall write."""
+    folder.mkdir(exist_ok=True)
+    (script := folder / "c++").write_text(f'#!/bin/sh\nfor made; do :; done\necho "$made" >> {folder}/runs\n{does}\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+KILLED = 'echo half > "$made"; kill -9 $$'
+OLD = """echo "cc1plus: error: bad value ('x86-64-v4') for '-march=' switch" >&2; exit 1"""
+
+
+def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cannot_be(
+    module, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(made_in, "_ready", [])
-    monkeypatch.setattr(made_in, "_building", [])
     monkeypatch.setattr(made_in.build, "_failed", {})
-    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
+    model = LadderLM("e42", dim=32, depth=1).eval()
     monkeypatch.setenv("ELMAN_KERNELS", "off")
-    assert made_in.recorder_when_built() is None
-    assert not made_in._building, "nothing is compiled"
+    plain = list(generate_bytes(model, b"def ", max_new_bytes=decoder.WORTH, seed=1))
     monkeypatch.setenv("ELMAN_KERNELS", "auto")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert made_in.recorder_when_built() is None
-    (line,) = caplog.messages
-    assert "NO KERNEL for decoding on a CPU" in line
-    assert "CXX=no-such-compiler is not an executable" in line
+    for i, (cxx, said) in enumerate([
+        ("no-such-compiler", "CXX=no-such-compiler is not an executable"),
+        (compiler(tmp_path / "killed", KILLED), "the compiler left with status -9"),
+        (compiler(tmp_path / "old", OLD), "does not compile: cc1plus: error: bad value"),
+    ]):  # fmt: skip
+        monkeypatch.setattr(made_in, "_building", [])
+        monkeypatch.setenv("CXX", cxx)
+        made_in.build._failed.clear()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert list(generate_bytes(model, b"def ", max_new_bytes=decoder.WORTH, seed=1)) == plain
+                for thread in made_in._building:
+                    thread.join()
+        (line,) = caplog.messages[i:]
+        assert "NO KERNEL for decoding on a CPU" in line
+        assert said in line
+        assert not [x for x in (tmp_path / "cache").glob("*") if x.suffix != ".lock"], "nothing half-written stays"
+    monkeypatch.setattr(made_in, "_building", [])
     monkeypatch.delenv("CXX")
     compiled = threading.Event()
     monkeypatch.setattr(made_in.launch, "opened", lambda *_: compiled.wait(60) and "module")
@@ -242,6 +268,19 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     made_in._wait()
     assert "compiling what decodes on this CPU" in caplog.text
     assert made_in.recorder_when_built().module == "module"
+
+
+def test_of_processes_that_ask_at_once_one_compiles(module, tmp_path):
+    there = made_in.build.find(made_in.extension(), made_in.build.local_arch(made_in.extension())).parent
+    copying = compiler(tmp_path / "copying", f'sleep 0.5; cp {there}/"${{made##*/}}" "$made"')  # what the test compiled
+    ask = "from elman_core.kernels.program import recorder_when_built as r; print(r(wait=True) is not None)"
+    how = {"env": {**os.environ, "ELMAN_CACHE": str(tmp_path / "cache"), "CXX": copying}, "stdout": subprocess.PIPE}
+    asking = [subprocess.Popen([sys.executable, "-c", ask], text=True, **how) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0] for process in asking] == ["True\n", "True\n"]
+    made = [
+        line.rpartition("/")[2] for line in (tmp_path / "copying" / "runs").read_text().split() if line.endswith(".so")
+    ]
+    assert sorted(name.partition("-")[0] for name in made) == ["elman_launch", "program"]
 
 
 def test_of_threads_that_ask_at_once_one_compiles(monkeypatch):
