@@ -10,7 +10,7 @@ import torch
 from broken_mixers import BROKEN, Sound, SoundConfig
 from torch.autograd.gradcheck import GradcheckError
 
-from elman_core.registry import ConfigError, Installed, Mixer, Variant, plugins
+from elman_core.registry import ConfigError, Installed, Mixer, Variant, list_variants, plugins
 from elman_core.testing import KernelContract, VariantContract, initial
 from elman_core.testing.mixer_contract import MixerContract
 
@@ -84,6 +84,16 @@ def test_a_broken_mixer_is_caught(install: Callable[..., None], mixer: type[Mixe
 def test_every_test_of_the_mixer_contract_catches_something() -> None:
     caught = {t for tests in BROKEN.values() for t in tests}
     assert caught >= {n for n in vars(MixerContract) if n.startswith("test_")}
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 256), (0, 3, 256)], ids=["no step", "no row"])
+def test_nothing_to_read_is_one_line_from_every_mixer(shape: tuple[int, ...]) -> None:
+    for variant in (entry.variant for entry in list_variants().values()):
+        for index in range(variant.branches):
+            with torch.device("meta"):
+                mixer = variant.branch(index)(256, variant.make_config(), index)
+                with pytest.raises(ConfigError, match=r"at least one row and one step"):
+                    mixer(torch.empty(shape))
 
 
 def test_checks_that_allocate_are_caught(install: Callable[..., None], tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from .errors import ConfigError
+
 State = dict[str, Tensor]
 """The tensors carried from one call to the next, by name, batch first."""
 
@@ -49,6 +51,15 @@ class Mixer(nn.Module):
     def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
         super().__init__()
         self.dim, self.config, self.layer_idx = dim, config, layer_idx
+
+    def __call__(self, x_BTD: Tensor, *more: Any, **named: Any) -> tuple[Tensor, State]:
+        """`forward`. Raises `ConfigError` without a row or a step, which kernels and libraries answer in different ways."""
+        if 0 in x_BTD.shape:
+            raise ConfigError(
+                f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
+            )
+        made: tuple[Tensor, State] = super().__call__(x_BTD, *more, **named)
+        return made
 
     def forward(
         self,
