@@ -427,92 +427,113 @@ class Machine {
     if constexpr (kEach<W> == 1) to[0] = simd::bits<Words>(words);
     else if constexpr (kEach<W> == 2) to[0] = simd::bits<Words>(words << 16), to[1] = simd::bits<Words>(words & 0xffff0000u);
     else
-      for (int u = 0; u < 4; u++) to[u] = __builtin_convertvector(simd::bits<Signed>(words << (24 - 8 * u)) >> 24, Words);
+      _Pragma("GCC unroll 4") for (int u = 0; u < 4; u++) to[u] =
+          __builtin_convertvector(simd::bits<Signed>(words << (24 - 8 * u)) >> 24, Words);
   }
-  template <class W>
-  void linear(const Instruction& a, Int first, Int last) const {
-    Int n = first;
-    const Int tiled = a.size[0] / kTile * kTile;
-    for (; tiled && n + kTile <= last; n += kTile) {
-      for (Int r = 0; r < tiled; r += kTile) tile<W>(a, n, r);
-      for (Int r = tiled; r < a.size[0]; r++)
-        for (Int i = 0; i < kTile; i++) products<W, 1>(a, n + i, r);
-    }
-    for (; n < last; n++) {
-      for (Int r = 0; r < tiled; r += kTile) products<W, kTile>(a, n, r);
-      for (Int r = tiled; r < a.size[0]; r++) products<W, 1>(a, n, r);
-    }
-  }
+  using Sums = F[kPart / kLanes];  // the parts of a sum
   static F lift(const float* w) {
     F x;
     return std::memcpy(&x, w, sizeof x), x;
   }
-  template <class W, int R>
-  void products(const Instruction& a, Int n, Int r) const {
-    constexpr int each = kEach<W>;
-    const Int K = a.size[2], whole = K / kPart * kPart;
-    const W* w = at<const W>(a.at[2].address) + n * a.at[2].step[1];
-    const float* x = x_.data() + r * width_;
-    Words total[R][kParts] = {};
-    const auto add = [&](const W* from, Int k) {
-      for (int v = 0; v < kParts; v += each) {
-        Words right[each];
-        lift(from + v * kWords, right);
-        for (int u = 0; u < each; u++)
-          for (int j = 0; j < R; j++) {
-            Words left;
-            std::memcpy(&left, x + j * width_ + k + (v + u) * kWords, sizeof left);
-            total[j][v + u] += left * right[u];
-          }
-      }
-    };
-    for (Int k = 0; k < whole; k += kPart) add(w + k, k);
-    if (whole < K) {
-      W rest[kPart] = {};
-      std::memcpy(rest, w + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
-      add(rest, whole);
-    }
-    for (int j = 0; j < R; j++) finish(a, n, r + j, total[j]);
-  }
-  // The same sums, in the same order, of several rows of the weight, one part after the other: each number that is read serves several products.
+  // One row is multiplied as the weights come from memory. For several, weights become floats once, and are multiplied in tiles. A sum has the
+  // same parts and order in both.
   template <class W>
-  void tile(const Instruction& a, Int n, Int r) const {
-    constexpr int each = kEach<W>;
-    const Int K = a.size[2], whole = K / kPart * kPart, step = a.at[2].step[1];
-    const W* w = at<const W>(a.at[2].address) + n * step;
-    const float* x = x_.data() + r * width_;
-    W rest[kTile * kPart] = {};
-    if (whole < K)
-      for (int i = 0; i < kTile; i++)
-        std::memcpy(rest + i * kPart, w + i * step + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
-    Words sum[kTile][kTile][kParts];
-    for (int part = 0; part < kParts; part++) {
-      Words total[kTile][kTile] = {};
-      const auto add = [&](const W* from, Int apart, Int k) {
-        Words left[kTile], right[each];
-        for (int j = 0; j < kTile; j++) std::memcpy(&left[j], x + j * width_ + k + part * kWords, sizeof left[j]);
-        for (int i = 0; i < kTile; i++) {
-          lift(from + i * apart + part / each * each * kWords, right);
-          for (int j = 0; j < kTile; j++) total[i][j] += left[j] * right[part % each];
-        }
-      };
-      for (Int k = 0; k < whole; k += kPart) add(w + k, step, k);
-      if (whole < K) add(rest, kPart, whole);
-      for (int i = 0; i < kTile; i++)
-        for (int j = 0; j < kTile; j++) sum[i][j][part] = total[i][j];
+  void linear(const Instruction& a, Int first, Int last) const {
+    const Int step = a.at[2].step[1];
+    const W* w = at<const W>(a.at[2].address);
+    if (a.size[0] == 1) {
+      for (Int n = first; n < last; n++) product(a, n, w + n * step);
+      return;
     }
-    for (int i = 0; i < kTile; i++)
-      for (int j = 0; j < kTile; j++) finish(a, n + i, r + j, sum[i][j]);
+    std::vector<float> wide(static_cast<std::size_t>(kTile * width_));
+    for (Int n = first; n < last; n += kTile) {
+      const Int many = std::min<Int>(kTile, last - n);
+      for (Int i = 0; i < many; i++)
+        along(w + (n + i) * step, a.size[2], [to = wide.data() + i * width_](const W* from, Int k) {
+          for (int v = 0; v < kParts; v += kEach<W>) {
+            Words x[kEach<W>];
+            lift(from + v * kWords, x);
+            for (int u = 0; u < kEach<W>; u++) std::memcpy(to + k + (v + u) * kWords, &x[u], sizeof x[u]);
+          }
+        });
+      for (Int r = 0; r < a.size[0]; r += kTile) tile<kTile>(a, n, r, wide.data(), many);
+    }
   }
-  static void finish(const Instruction& a, Int n, Int r, const Words (&total)[kParts]) {
-    F all[kPart / kLanes];
-    std::memcpy(all, total, sizeof all);
-    for (int u = 1; u < kPart / kLanes; u++) all[0] += all[u];
-    float y = simd::sum(all[0]), bias;
-    if (const float* factor = at<const float>(a.at[4].address)) y *= factor[n];
-    const Operand& b = a.at[3];
-    if (b.address) y += *read(b, r * b.step[0] + n * b.step[3], 1, &bias);
-    write(&y, a.at[0], r * a.at[0].step[0] + n, 1);
+  // each(from, k) for every kPart weights of a row, with zeros behind its end.
+  template <class W, class Each>
+  static void along(const W* w, Int K, const Each& each) {
+    const Int whole = K / kPart * kPart;
+    for (Int k = 0; k < whole; k += kPart) each(w + k, k);
+    if (whole == K) return;
+    W rest[kPart] = {};
+    std::memcpy(rest, w + whole, static_cast<std::size_t>(K - whole) * sizeof(W));
+    each(rest, whole);
+  }
+  template <class W>
+  void product(const Instruction& a, Int n, const W* w) const {
+    Words total[kParts] = {};
+    along(w, a.size[2], [&](const W* from, Int k) {
+      for (int v = 0; v < kParts; v += kEach<W>) {
+        Words right[kEach<W>], left;
+        lift(from + v * kWords, right);
+        for (int u = 0; u < kEach<W>; u++) {
+          std::memcpy(&left, x_.data() + k + (v + u) * kWords, sizeof left);
+          total[v + u] += left * right[u];
+        }
+      }
+    });
+    Sums sum;
+    std::memcpy(&sum, total, sizeof sum);
+    finish<1>(a, n, 0, &sum);
+  }
+  // The first `many` of kTile rows of the weight, times R rows of x, or those that are left.
+  template <int R>
+  void tile(const Instruction& a, Int n, Int r, const float* wide, Int many) const {
+    if constexpr (R > 1)
+      if (a.size[0] - r < R) return tile<R - 1>(a, n, r, wide, many);
+    const float* x = x_.data() + r * width_;
+    Sums sum[R][kTile];
+    for (int part = 0; part < kPart / kLanes; part++) {
+      F total[R][kTile] = {};
+      for (Int k = part * kLanes; k < width_; k += kPart) {
+        F left[R];
+        for (int j = 0; j < R; j++) left[j] = lift(x + j * width_ + k);
+        for (int i = 0; i < kTile; i++) {
+          const F right = lift(wide + i * width_ + k);
+          for (int j = 0; j < R; j++) total[j][i] += left[j] * right;
+        }
+      }
+      for (int j = 0; j < R; j++)
+        for (int i = 0; i < kTile; i++) sum[j][i][part] = total[j][i];
+    }
+    for (int j = 0; j < R; j++) {
+      if (many == kTile) finish<kTile>(a, n, r + j, sum[j]);
+      else
+        for (Int i = 0; i < many; i++) finish<1>(a, n + i, r + j, sum[j] + i);
+    }
+  }
+  // I sums from their parts.
+  template <int I>
+  static void finish(const Instruction& a, Int n, Int r, const Sums* sum) {
+    simd::Four quarter[I];
+    float y[I], buffer[I];
+    for (int i = 0; i < I; i++) {
+      F all = sum[i][0];
+      for (int u = 1; u < kPart / kLanes; u++) all += sum[i][u];
+      simd::Four part[kLanes / 4];
+      std::memcpy(part, &all, sizeof all);
+      for (int half = kLanes / 8; half > 0; half /= 2)
+        for (int k = 0; k < half; k++) part[k] += part[k + half];
+      quarter[i] = part[0];
+    }
+    for (int i = 0; i < I; i++) y[i] = (quarter[i][0] + quarter[i][2]) + (quarter[i][1] + quarter[i][3]);
+    if (const float* factor = at<const float>(a.at[4].address))
+      for (int i = 0; i < I; i++) y[i] *= factor[n + i];
+    if (const Operand& b = a.at[3]; b.address) {
+      const float* bias = read(b, r * b.step[0] + n * b.step[3], I, buffer);
+      for (int i = 0; i < I; i++) y[i] += bias[i];
+    }
+    write(y, a.at[0], r * a.at[0].step[0] + n, I);
   }
 
   // at[0] (B, M, N) = at[1] (B, M, K) at[2] (B, K, N), all float; sizes B, M, N, K; steps of each by its own three dimensions.
