@@ -18,10 +18,12 @@ from train_helpers import closed_pipe, settings
 
 from elman_core.cli import main
 from elman_core.cli.train import on_gpus
+from elman_core.kernels import dispatch
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.testing.kernel import need_host_compiler
 from elman_core.training import estimate, loop
 from elman_core.training.estimate import seconds_a_step
+from elman_core.training.objective import forward_loss
 from elman_core.training.run.display import Display, backends
 from elman_core.training.start import _first_lines, start
 
@@ -104,22 +106,24 @@ def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(
 
 @pytest.mark.parametrize(
     ("variant", "compiler", "length"),
-    [("e42", True, 16), ("e88:conv_linear", True, 256), ("e88:conv_linear", False, 16)],
+    [("e42", "", 16), ("e88:conv_linear", "", 256), ("e88:conv_linear", "none", 16), ("e74:surprise_gate", "", 16)],
 )
-def test_the_estimate_is_of_the_recurrence_that_runs(variant, compiler, length, monkeypatch):
+def test_the_estimate_is_of_the_recurrence_that_runs(variant, compiler, length, tmp_path, monkeypatch):
     """Without its kernel, a matrix state would seem twenty times as slow as its steps are."""
     need_host_compiler()
-    if not compiler:
-        monkeypatch.setenv("CXX", "none")
+    if compiler:
+        monkeypatch.setenv("CXX", compiler)
+        monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+        monkeypatch.setattr(dispatch, "_decided", {})
     model, read = LadderForCausalLM(LadderConfig(variant=variant, hidden_size=64, num_hidden_layers=1)), []
 
-    def forward(model, tokens_BT, *_, **__):
+    def reading(model, tokens_BT, *given, **how):
         read.append(tokens_BT.shape[1])
-        return SimpleNamespace(loss=sum(p.sum() for p in model.parameters()))
+        return forward_loss(model, tokens_BT, *given, **how)
 
-    monkeypatch.setattr(estimate, "forward_loss", forward)
+    monkeypatch.setattr(estimate, "forward_loss", reading)
     seconds_a_step(model, 2, 512)
-    assert read[-1] == length
+    assert read == [2, length]
 
 
 def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):

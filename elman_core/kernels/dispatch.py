@@ -73,6 +73,7 @@ _kernels: dict[str, Compiled] = {}
 _owners: dict[str, str] = {}
 _decided: dict[Problem, bool] = {}
 _asked: dict[Problem, None] | None = None
+_as_if = 0  # steps
 
 
 def register(kernel: Compiled) -> None:
@@ -86,14 +87,15 @@ def registered(package: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[dict[Problem, None]]:
-    """Yields the (name, dtype, *problem) of the kernels that a GPU would run for what models on the meta device do inside."""
-    global _asked
-    _asked = {}
+def asking(steps: int = 0) -> Iterator[dict[Problem, None]]:
+    """Yields the (name, dtype, *problem) of the kernels that would run for what models do inside, where plain PyTorch runs: for
+    those on the meta device, kernels of a GPU; for those on a CPU, its own, as if all texts had at least so many steps."""
+    global _asked, _as_if
+    _asked, _as_if = {}, steps
     try:
         yield _asked
     finally:
-        _asked = None
+        _asked, _as_if = None, 0
 
 
 def builds(asked: Problem, arch: str) -> Sequence[Extension]:
@@ -118,7 +120,7 @@ def pays(like: Tensor, steps: int, elements: int) -> bool:
 
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too.
     """
-    enough = like.is_cpu and steps >= SHORTEST and steps * elements >= 1 << 18
+    enough = like.is_cpu and (steps := max(steps, _as_if)) >= SHORTEST and steps * elements >= 1 << 18
     return enough and like.dtype in CPU_DTYPES and not torch.compiler.is_compiling()
 
 
