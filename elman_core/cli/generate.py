@@ -69,7 +69,7 @@ def generate(
     ladder, ends = load_writer(model, device, dtype)
     unit = "byte" if ladder.config.vocab_size == 256 else "token"
     tokens, texts, tokenizer = _language(ladder, text)
-    stops = ends if stop is None else _stop_bytes(stop) if tokenizer is None else _stop_tokens(stop, tokenizer)
+    stops = ends if stop is None else _stops(stop, tokenizer)
     write, terminal = _writer(), sys.stdout.isatty()
     echo = text if prompt is not None and terminal else b""
     samples: list[bytearray] = [bytearray() for _ in range(num)]
@@ -137,16 +137,6 @@ def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any
     return tokens, vocabulary_texts(tokenizer, vocab), tokenizer
 
 
-def _stop_tokens(text: str, tokenizer: Any) -> set[int]:
-    from elman_core.registry import ConfigError
-
-    if text.lower() == "none":
-        return set()
-    if len(ids := tokenizer(text, add_special_tokens=False).input_ids) != 1:
-        raise ConfigError(f"--stop takes one token of this model, or none; {text!r} is {len(ids)} tokens")
-    return set(ids)
-
-
 def _storage(asked: Storage | None, device: Any) -> str | None:
     """The dtype of the weights; None: as saved."""
     if asked is None:
@@ -190,11 +180,16 @@ def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
     return os.fsencode(prompt or "")
 
 
-def _stop_bytes(text: str) -> set[int]:
+def _stops(text: str, tokenizer: Any) -> set[int]:
+    """The token, or without a tokenizer the byte, that `--stop` names."""
     from elman_core.registry import ConfigError
 
     if text.lower() == "none":
         return set()
+    if tokenizer is not None:
+        if len(ids := tokenizer(text, add_special_tokens=False).input_ids) != 1:
+            raise ConfigError(f"--stop takes one token of this model, or none; {text!r} is {len(ids)} tokens")
+        return set(ids)
     try:
         value = int(text, 0)
     except ValueError:

@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from elman_core.kernels.runtime import autocast_dtype
+from elman_core.nn import RMSNorm as InnerNorm
 from elman_core.nn import add_rms_norm
 from elman_core.nn.layers import build_mixers
 from elman_core.registry import ConfigError, Mixer, State
@@ -36,19 +37,11 @@ _ELSEWHERE = {
 }
 
 
-class RMSNorm(nn.Module):
-    """Gains of a pre-norm; `forward(x, residual)` adds and normalises."""
+class RMSNorm(InnerNorm):
+    """A pre-norm; `forward(x, residual)` adds and normalises."""
 
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return add_rms_norm(x, residual, self.weight, self.eps, autocast_dtype(self.weight))
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
 class LadderBlock(GradientCheckpointingLayer):

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.portable import block_product
+from elman_core.kernels.matrix.portable import l2_normalize as l2_normalize
+from elman_core.kernels.matrix.portable import mamba_decay as mamba_decay
 from elman_core.kernels.runtime import compute_dtype, results, without_autocast
 
 Function = TypeVar("Function", bound=Callable[..., tuple[Any, ...]])
@@ -107,25 +109,6 @@ def gate(logit: Tensor) -> tuple[Tensor, Tensor]:
 def self_gate(h: Tensor) -> Tensor:
     """g(h) = h silu(h) = h² sigmoid(h), never negative. g'(h) = h sigmoid(h) (2 + h (1 - sigmoid(h)))."""
     return h * F.silu(h)
-
-
-def l2_normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
-    """x (|x|² + eps)^(-1/2) over the last dimension, in float32 or float64, returned in the dtype of x.
-
-    eps is inside the root: no singularity at 0, and the adjoint dx = rho (dy - y (y·dy)) is exact.
-    """
-    full = x.to(compute_dtype(x))
-    return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """exp(-exp(a_log) softplus(a + dt_bias)), in (0, 1]: the decay of Mamba-2, one for each head (last dimension).
-
-    Computed and returned in float32 (float64 for float64), because a decay near 1 needs every digit.
-    """
-    dtype = compute_dtype(a, a_log, dt_bias)
-    with without_autocast(a):  # -softplus(x) = logsigmoid(-x), whose bits on a CPU do not depend on the number of rows
-        return torch.exp(torch.exp(a_log.to(dtype)) * F.logsigmoid(-(a.to(dtype) + dt_bias.to(dtype))))
 
 
 def time_major(x: Tensor) -> Tensor:

@@ -64,6 +64,4 @@ class GatesMixer(WrapperMixer):
         return y_TBI, dict(zip(names, last, strict=True))
 
     def backend(self) -> str:
-        return self.kernel.backend(
-            self.w_h.device, self.inner, "torch" if self.kernel.cell.inner is None else "reference"
-        )
+        return self.kernel.backend(self.w_h.device, self.inner)

@@ -19,6 +19,7 @@ from elman_core.kernels.runtime import autocast_dtype
 from elman_core.model import LadderCache
 from elman_core.model.rollback import MapTensor, map_state
 from elman_core.nn import linear_cross_entropy
+from elman_core.nn import restart as restarted
 from elman_core.nn.cross_entropy import WIDEST
 from elman_core.registry import ConfigError, State
 
@@ -114,10 +115,8 @@ def restart(model: Any, states: States, fresh_B: Tensor) -> States:
         if not state or not first:  # none yet, or a branch that has no state
             chosen.append(state)
             continue
-        rows = fresh_B.to(next(iter(state.values())).device) if state else fresh_B
-        chosen.append(
-            {n: torch.where(rows.reshape(-1, *[1] * (t.ndim - 1)), first[n].to(t.dtype), t) for n, t in state.items()}
-        )
+        rows = fresh_B.to(next(iter(state.values())).device)
+        chosen.append({n: restarted(t, rows, first[n].to(t.dtype)) for n, t in state.items()})
     return chosen
 
 

@@ -57,8 +57,3 @@ def compute_in(precision: str, device: torch.device) -> AbstractContextManager:
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-def full_precision_in(device: torch.device) -> AbstractContextManager:
-    """Inside `compute_in`: autocast off, for code such as a backward."""
-    return torch.autocast(device.type, enabled=False)

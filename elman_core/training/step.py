@@ -22,13 +22,14 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from elman_core.data import Batch
+from elman_core.kernels.runtime import without_autocast
 from elman_core.model.graph import HostCopy
 from elman_core.nn.cross_entropy import IGNORED
 
 from .failures import first_bad
 from .objective import Outputs, States, forward_loss, mapped
 from .optim import Optimizer
-from .precision import compute_in, full_precision_in
+from .precision import compute_in
 from .settings import TrainSettings
 
 Terms = Callable[[Outputs], dict[str, Tensor]]
@@ -231,7 +232,7 @@ class TrainStep:
             for i, some in enumerate(self.micro_batches(windows)):
                 with self.processes.micro_batch(last=i + 1 == share):
                     outputs = self.forward(some, counted)
-                    with full_precision_in(self.device):
+                    with without_autocast(outputs.loss):
                         added = self.terms(outputs)
                         torch.stack([outputs.loss, *added.values()]).sum().div(share).backward()
                 total += outputs.loss.detach() / share

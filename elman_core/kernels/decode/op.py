@@ -186,7 +186,9 @@ class Shared(Compiled):
         """What `elman verify` checks."""
         return KernelSpec(
             name=NAME,
-            cases=lambda _target, grid: spec.shared_cases(grid),
+            cases=lambda _target, grid: [
+                spec.shared(kind, c) for kind, p in spec.PROBLEMS.items() for c in p.cases(grid)
+            ],
             make_inputs=_draw_inputs,
             call=_call,
             states=(),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values
-from elman_core.kernels.spec import Case, Cell, Grid, Inputs, Problems
+from elman_core.kernels.spec import Case, Cell, Inputs, Problems
 
 from . import portable
 
@@ -178,17 +178,12 @@ def case(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, **special: Any) 
     greedy, top_k, top_p, each (draw); tied, direct: V is W, or there is none (step).
     """
     made = Case.of({"norm": "BD", "draw": "BV"}.get(kind, "BKN"), sizes, dtype, **special)
-    return made if kind == "step" else _of(kind, made)
+    return made if kind == "step" else shared(kind, made)
 
 
-def _of(kind: str, made: Case) -> Case:
+def shared(kind: str, made: Case) -> Case:
     """A problem of one of the kernels that models share."""
     return replace(made, options={"op": kind, **made.options})
-
-
-def shared_cases(grid: Grid) -> list[Case]:
-    """Those of all kernels that models share."""
-    return [_of(kind, made) for kind, problems in PROBLEMS.items() for made in problems.cases(grid)]
 
 
 def further(options: Mapping[str, Any]) -> tuple[int, ...]:

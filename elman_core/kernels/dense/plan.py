@@ -167,6 +167,5 @@ def shared_bytes(found: Plan, chunks: int, values: int, batch: int) -> int:
     stage = 0 if values == 2 else _WARPS * _ROWS * found.wide * _CHUNK * 4
     row = chunks * _CHUNK * 4 // values + (64 if values == 2 and chunks % 2 == 0 else 0)
     slots = 2 * _WARPS * _ROWS * row if found.kind == "cluster" else 0
-    return (
-        partial + spill + stage + slots + 2 * _WARPS * 8 + found.tiles_each(batch) * found.wide * _THREADS * values * 4
-    )
+    sums = found.tiles_each(batch) * found.wide * _THREADS * values * 4
+    return partial + spill + stage + slots + 2 * _WARPS * 8 + sums

@@ -51,6 +51,7 @@ class GatesKernel(Compiled):
     """
 
     cpu = True
+    plain: Backend
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class GatesKernel(Compiled):
             raise ConfigError(
                 f"{name}: a cell with `inner` has one state, and its du is dp: leave out splits and further states"
             )
-        self.name = name
+        self.name, self.plain = name, ("torch" if inner is None else "reference")
         self.cell = GatesCell(
             name, Path(header), cell or f"elman::{name}::Cell", step, adjust=adjust,
             gates=gates, kept=kept, splits=splits, inner=inner, states=tuple(states),
@@ -119,9 +120,7 @@ class GatesKernel(Compiled):
             given = (u_TBG, w_Gc, b_G, *with_spare(spare, 0, *states), mask, starts)
         cpu = trains(u_TBG, len(u_TBG), d)
         problem = lambda: _problem(u_TBG, d, starts is not None, heads, cpu)  # noqa: E731
-        backend = choose(
-            self.name, backend, u_TBG, problem, "torch" if self.cell.inner is None else "reference", cpu=cpu
-        )
+        backend = choose(self.name, backend, u_TBG, problem, self.plain, cpu=cpu)
         y_TBd, last_SBd = self._operator.call(*given, backend=backend)
         return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
 
@@ -155,9 +154,9 @@ class GatesKernel(Compiled):
             after=check_errors,
         )
 
-    def backend(self, device: torch.device | str, width: int, plain: str = "torch") -> str:
+    def backend(self, device: torch.device | str, width: int, plain: str = "") -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
-        return in_words(self.name, device, plain, lambda _rows, d, *_: d == width)
+        return in_words(self.name, device, plain or self.plain, lambda _rows, d, *_: d == width)
 
     def prepare(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False, heads: int = 1) -> str:
         _, each, groups = native.settled(self.cell, dtype, rows, width, torch.cuda.current_device(), packed, heads)

@@ -163,9 +163,8 @@ def gradients(cell: GatesCell, values: Values) -> Values:
     width = len(w) // cell.gates
 
     def of_rows(dp: Tensor, multiplied: Tensor) -> Tensor:
-        return weight_gradient(dp.flatten(0, 1), multiplied[:-1].flatten(0, 1), by_heads(w, width)).reshape(
-            -1, w.shape[1]
-        )
+        made = weight_gradient(dp.flatten(0, 1), multiplied[:-1].flatten(0, 1), by_heads(w, width))
+        return made.reshape(-1, w.shape[1])
 
     dw = None
     if needs["w"] and cell.inner is None:

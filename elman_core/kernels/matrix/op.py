@@ -92,9 +92,8 @@ class MatrixKernel(Compiled):
         wanted = FAMILY.wanted(self.cell) | PACKED.wanted(self.cell)
         heads = {name: "1" if name in shared else "H" for name in wanted}
         self._wanted = {n: x._replace(shape=x.shape.replace("?", heads[n])) for n, x in wanted.items()}
-        self._apart, self._packed = (
-            Operator(each, self.cell, native.run, (), native.gradients) for each in (FAMILY, PACKED)
-        )
+        how = (self.cell, native.run, (), native.gradients)
+        self._apart, self._packed = Operator(FAMILY, *how), Operator(PACKED, *how)
         register(self)
 
     def __call__(

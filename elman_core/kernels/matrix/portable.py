@@ -13,7 +13,24 @@ from elman_core.kernels.runtime import compute_dtype, without_autocast
 
 from .spec import Maps, MatrixCell
 
-_NORM_EPS = 1e-12
+
+def l2_normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
+    """x (|x|² + eps)^(-1/2) over the last dimension, in float32 or float64, returned in the dtype of x.
+
+    eps is inside the root: no singularity at 0, and the adjoint dx = rho (dy - y (y·dy)) is exact.
+    """
+    full = x.to(compute_dtype(x))
+    return (full * torch.rsqrt(full.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def mamba_decay(a: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """exp(-exp(a_log) softplus(a + dt_bias)), in (0, 1]: the decay of Mamba-2, one for each head (last dimension).
+
+    Computed and returned in float32 (float64 for float64), because a decay near 1 needs every digit.
+    """
+    dtype = compute_dtype(a, a_log, dt_bias)
+    with without_autocast(a):  # -softplus(x) = logsigmoid(-x), whose bits on a CPU do not depend on the number of rows
+        return torch.exp(torch.exp(a_log.to(dtype)) * F.logsigmoid(-(a.to(dtype) + dt_bias.to(dtype))))
 
 
 def recurrence(
@@ -47,13 +64,13 @@ def recurrence(
         for name in maps.silu:
             made[name] = F.silu(made[name])
         for name in maps.normalised:
-            made[name] = made[name] * torch.rsqrt(made[name].square().sum(-1, keepdim=True) + _NORM_EPS)
+            made[name] = l2_normalize(made[name])
         made |= {n: made[n].expand(-1, -1, heads, -1) for n in cell.shared}
         for i, name in enumerate(cell.scalars):
             if made[name] is not None and maps.kind(i) == "sigmoid":
                 made[name] = F.logsigmoid(made[name]).exp()  # its bits on a CPU do not depend on the number of rows
             elif made[name] is not None and maps.kind(i) == "mamba":
-                made[name] = torch.exp(made["A_log"].exp() * F.logsigmoid(-(made[name] + made["dt_bias"])))
+                made[name] = mamba_decay(made[name], made["A_log"], made["dt_bias"])
         inputs = (made[n] for n in ("q", "k", *cell.names))
         o_BTHV, last = (reference or cell.reference)(*inputs, state, mask, starts, **options)
     return o_BTHV.to(given.dtype), last
