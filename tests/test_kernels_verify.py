@@ -535,7 +535,9 @@ def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
 def built(tmp_path_factory):
     """Modules that `elman build` makes into one folder, in which the launcher is."""
     folder = tmp_path_factory.mktemp("built")
-    shutil.copy(build.build(launch.extension(), toolchain.host_architecture()), folder)
+    launcher = build.build(launch.extension(), toolchain.host_architecture())
+    for path in (launcher, launcher.with_suffix(".json")):
+        shutil.copy(path, folder)
 
     def run(*words):
         with contextlib.redirect_stdout(io.StringIO()) as out:
