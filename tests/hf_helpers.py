@@ -14,7 +14,9 @@ GREEDY = {"max_new_tokens": 8, "do_sample": False}
 
 
 def width(name):
-    """The smallest of a few widths that a variant's default options allow."""
+    """The smallest of a few widths that a variant's default options allow, or those of each variant in "one+other"."""
+    if "+" in name:
+        return max(map(width, name.split("+")))
     found = resolve(name)
     for dim in (16, 64, 128):
         with contextlib.suppress(ConfigError):
@@ -42,13 +44,20 @@ OF_EACH_KIND = ["e1", "e65", "lstm", "e88", "e2", "e23", "transformer", "mamba2"
 CONSTANT, CONSTANT_KINDS = (
     [v for v in some if all(m.state_growth == "constant" for m in mixers(v))] for some in (VARIANTS, KINDS)
 )
+MIXES = [  # the same kinds, as layers of few models
+    "+".join(names[at : at + 4])
+    for some in (CONSTANT_KINDS, [v for v in KINDS if v not in CONSTANT])
+    for names in ([v for v in some if width(v) == 16], [v for v in some if width(v) > 16])
+    for at in range(0, len(names), 4)
+]
+CONSTANT_MIXES = [mix for mix in MIXES if {*mix.split("+")} <= {*CONSTANT}]
 RAW = {  # matrices that are no linear layer's: LoRA reaches them by name
     v: [n for m in mixers(v) for n, p in m.named_parameters() if p.ndim == 2 and not n.endswith(".weight")]
     for v in KINDS
 }
 
 
-every_kind = pytest.mark.parametrize("variant", KINDS)
+every_kind = pytest.mark.parametrize("variant", MIXES)
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +67,11 @@ def no_gradients():
         yield
 
 
-def tiny(variant, depth=2, seed=0, dtype=torch.float64, **config):
-    """A model whose predictions are far from uniform, in evaluation mode; no byte ends its texts."""
+def tiny(variant, depth=None, seed=0, dtype=torch.float64, **config):
+    """A model whose predictions are far from uniform, in evaluation mode; no byte ends its texts. depth: two layers, or one for
+    each variant of a mix, unless given."""
     torch.manual_seed(seed)
+    depth = depth or max(2, len(variant.split("+")))
     model = LadderForCausalLM(
         LadderConfig(variant=variant, hidden_size=width(variant), num_hidden_layers=depth, **config)
     )

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import hf_helpers
 import pytest
 import torch
-from hf_helpers import GREEDY, PROMPT, every_kind, tiny
+from hf_helpers import GREEDY, KINDS, PROMPT, every_kind, tiny
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from elman_core.cli import main
@@ -27,7 +27,7 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
     expected = model(PROMPT).logits
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert AutoConfig.from_pretrained(tmp_path).variant == variant
+    assert AutoConfig.from_pretrained(tmp_path).variant == model.config.variant
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(PROMPT).logits, expected)
     hidden = AutoModel.from_pretrained(tmp_path)(PROMPT).last_hidden_state
     assert torch.equal(hidden @ model.lm_head.weight.T, expected)
@@ -104,7 +104,7 @@ def test_a_licence_is_one_word(tmp_path: Path, licence: str) -> None:
     assert (tmp_path / "README.md").read_text() == "license: other\n"
 
 
-@every_kind
+@pytest.mark.parametrize("variant", KINDS)
 def test_a_card_tells_equation_sizes_and_how_to_load(variant):
     model = tiny(variant, dtype=torch.float32)
     card = model_card(model, licence="apache-2.0")

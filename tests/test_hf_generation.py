@@ -6,7 +6,7 @@ import hf_helpers
 import pytest
 import torch
 import torch._inductor.config
-from hf_helpers import CONSTANT, CONSTANT_KINDS, GREEDY, OF_EACH_KIND, PROMPT, TEXT, every_kind, tiny
+from hf_helpers import CONSTANT_MIXES, GREEDY, OF_EACH_KIND, PROMPT, TEXT, every_kind, tiny
 from transformers import CompileConfig, DynamicCache, TextIteratorStreamer, pipeline
 
 from elman_core.generation import ByteIteratorStreamer
@@ -14,7 +14,7 @@ from elman_core.model import LadderCache, byte_tokenizer
 from elman_core.model.cache import CACHE
 from elman_core.registry import CheckpointError, ConfigError
 
-only_constant = pytest.mark.parametrize("variant", CONSTANT_KINDS)
+only_constant = pytest.mark.parametrize("variant", CONSTANT_MIXES)
 
 no_gradients = hf_helpers.no_gradients  # for every test here
 
@@ -72,7 +72,7 @@ def test_rows_that_ended_early_are_continued_as_each_alone(variant):
     how = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True, "pad_token_id": 255}
     plain = model.generate(PROMPT, **how).sequences[:, 9:]
     ends = next(t for t in plain[0].tolist()[:6] if t not in plain[1].tolist()[:8])  # in the first row only, and early
-    kinds = ["dynamic", "static"] if variant in CONSTANT else ["dynamic"]
+    kinds = ["dynamic", "static"] if variant in CONSTANT_MIXES else ["dynamic"]
     for kind in kinds:
         how.update(cache_implementation=kind, eos_token_id=ends)
         batch = model.generate(PROMPT, **how)
@@ -117,7 +117,7 @@ def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the
 
 @every_kind
 def test_prompt_lookup_and_assisted_decoding_change_no_token_and_leave_the_right_state(variant):
-    model, assistant = tiny(variant), tiny(variant, depth=1, seed=1)
+    model, assistant = tiny(variant), tiny(variant.partition("+")[0], depth=1, seed=1)
     prompt = torch.tensor([list(TEXT[:40])])
     plain = model.generate(prompt, max_new_tokens=12, do_sample=False)
     ways = (
@@ -171,7 +171,7 @@ def test_caches_that_mean_nothing_here_are_refused(kind):
 
 def compiled_steps(variant, backend):
     """Tokens written with and without compilation of the decoding step, which may not be compiled a second time."""
-    model = tiny(variant, depth=1, dtype=torch.float32)
+    model = tiny(variant, depth=len(variant.split("+")), dtype=torch.float32)
     expected = model.generate(PROMPT, cache_implementation="static", **GREEDY)
     how = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode="default")
     how._compile_all_devices = True  # without it transformers compiles on GPUs alone
@@ -231,7 +231,7 @@ def test_the_state_of_a_generation_goes_through_a_file(variant, tmp_path):
     header = 64  # the count of tokens seen has more digits
     assert abs((tmp_path / "long").stat().st_size - (tmp_path / "short").stat().st_size) <= header
     with pytest.raises(CheckpointError, match="another model"):
-        LadderCache.load(tmp_path / "short", tiny(variant, depth=3).config)
+        LadderCache.load(tmp_path / "short", tiny(variant, depth=2 * len(model.model.layers)).config)
     with pytest.raises(CheckpointError, match="missing"):
         LadderCache.load(tmp_path / "nothing")
     (tmp_path / "cut").write_bytes((tmp_path / "long").read_bytes()[:100])

@@ -51,7 +51,9 @@ def test_the_loss_of_a_padded_batch_is_that_of_its_rows(variant):
 @torch.no_grad()
 def test_the_scores_of_a_padded_row_are_those_of_the_row(variant):
     torch.manual_seed(0)
-    config = LadderConfig(variant=variant, hidden_size=width(variant), num_hidden_layers=1, num_labels=3)
+    config = LadderConfig(
+        variant=variant, hidden_size=width(variant), num_hidden_layers=len(variant.split("+")), num_labels=3
+    )
     judge, tagger = (
         head(config).double().eval() for head in (LadderForSequenceClassification, LadderForTokenClassification)
     )

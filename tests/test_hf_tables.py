@@ -111,6 +111,6 @@ def test_a_variant_of_the_weights_loads_through_every_class(variant, tmp_path):
         for cls in (LadderForCausalLM, AutoModelForCausalLM):
             loaded = cls.from_pretrained(tmp_path, variant="fp16").eval()
             assert torch.equal(loaded(PROMPT).logits, model(PROMPT).logits), (cls, both)
-            assert loaded.config.variant == variant
+            assert loaded.config.variant == model.config.variant
     head = AutoModelForSequenceClassification.from_pretrained(tmp_path, variant="fp16", num_labels=2)
     assert torch.equal(head.model.embed_tokens.weight, model.model.embed_tokens.weight)

@@ -94,8 +94,8 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
     peft = pytest.importorskip("peft")
     tokens = torch.tensor([list(TEXT[:24])])
     kinds = [{"target_modules": "all-linear"}]
-    if RAW[variant]:
-        kinds.append({"target_modules": [], "target_parameters": [f"mixer.{n}" for n in RAW[variant]]})
+    if raw := [name for part in variant.split("+") for name in RAW[part]]:
+        kinds.append({"target_modules": [], "target_parameters": [f"mixer.{n}" for n in raw]})
     for index, kind in enumerate(kinds):
         folder = tmp_path / f"base{index}"
         model = tiny(variant, dtype=torch.float32)
