@@ -41,7 +41,7 @@ from . import toolchain
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(ELMAN_CELL_HEADER)\b)', re.MULTILINE)
 _COMMON_FLAGS = ("-std=c++17", "-DNDEBUG", "-shared")
-_HOST_FLAGS = (*_COMMON_FLAGS, "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+_HOST_FLAGS = (*_COMMON_FLAGS, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 # Sums keep their order, and NaN stays NaN. Only errno and the flags of exceptions are left out, which nothing reads.
 _CPU_FLAGS = (
     *_COMMON_FLAGS, "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-fno-math-errno", "-fno-trapping-math",
@@ -124,6 +124,8 @@ class Extension:
             flags = [*_CUDA_FLAGS, f"-gencode=arch=compute_{features},code=sm_{features}"]
         elif self.cpu:
             flags = [*_CPU_FLAGS, *([f"-march={arch}"] if arch.startswith("x86-64") else [])]
+        elif not self.emulated:  # a kernel of the host runs for less time than it is compiled, the launcher for longer
+            flags.append("-O1" if self.python else "-O0")
         flags += [f"-D{name}={value.replace(',', comma)}" for name, value in self.defines]
         return [*flags, f"-DELMAN_MODULE={self.name}"] if self.python else flags
 
