@@ -40,11 +40,10 @@ PROGRAMS = {  # to numbers of heads
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
     matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
     matrix(32, 32, bf16, of=e75): 1,
-    matrix(8, 20, f32, of=e75): 2,
 }
 BLOCKED = {
     matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1
-    for rows, columns in ((64, 24), (64, 72), (96, 72), (128, 72))
+    for rows, columns in ((64, 24), (64, 72), (128, 72))
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (
