@@ -42,8 +42,7 @@ PROGRAMS = {  # to numbers of heads
     matrix(32, 32, bf16, of=e75): 1,
 }
 BLOCKED = {
-    matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1
-    for rows, columns in ((64, 24), (64, 72), (128, 72))
+    matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1 for rows, columns in ((64, 24), (64, 72), (128, 72))
 }
 SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
 RACING = (
