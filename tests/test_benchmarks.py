@@ -4,6 +4,8 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import harness
 import pytest
@@ -100,16 +102,30 @@ def test_of_a_verification_the_case_closest_to_its_limit_and_the_first_fault_are
         "case": "T=1",
         "ratio": 0.1,
     }
-    more = {"faults": [], "unsuitable": []}
+    more = {"faults": [], "unsuitable": [], "left_out": ["T=3: too large"]}
     [report] = verify.reports(
         "a warning\n" + json.dumps([{"rows": [row, {**row, "ratio": 0.4, "case": "T=7"}], **more}])
     )
     assert verify.found_of(report)["case"] == "T=7"
     assert "reason" not in verify.found_of(report)
     report |= {"rows": [], "faults": ["T=9: misaligned address", "T=11: the context is dead"]}
-    assert verify.found_of(report) == {"reason": "T=9: misaligned address (and 1 more)"}
+    assert verify.found_of(report) == {"reason": "T=9: misaligned address (and 1 more)", "left_out": 1}
     with pytest.raises(ValueError, match="no report"):
         verify.reports("elman: no such kernel")
+
+
+def test_a_verification_without_memory_runs_again_alone_and_a_dtype_without_cases_has_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = {"name": "e42", "cases": 3, "rows": [], "faults": [], "unsuitable": [], "left_out": [], "passed": True}
+    full, right = (SimpleNamespace(returncode=code, stdout=json.dumps([report]), stderr="") for code in (3, 0))
+    asked = Mock(side_effect=[full, right])
+    monkeypatch.setattr(verify.subprocess, "run", asked)
+    setting = harness.Setting(torch.device("cpu"), tiny=True, peers=False, repeats=1, only=(), folder=Path())
+    [row] = verify.rows(setting)
+    assert (row["cases"], row["agrees"], asked.call_count) == (3, True, 2)
+    assert not verify.takes("lstm", "fp32", "cuda", "full")
+    assert verify.takes("lstm", "bf16", "cuda", "full")
 
 
 # the table of kernels ------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -294,6 +296,19 @@ def test_many_are_compiled_at_once_and_the_first_error_is_told(project):
     gone = dataclasses.replace(right[0], binding=project / "nowhere.cpp")
     with pytest.raises(KernelError, match=r"nowhere\.cpp"):
         build.build_all([(right[0], arch), (gone, arch)])
+
+
+def test_who_waits_for_another_compiler_says_for_which(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(build, "said_when_slow", partial(build.said_when_slow, seconds=0.05))
+    (tmp_path / ".building-answering-x86_64-4711_ab").mkdir()
+    held = open(tmp_path / ".answering-x86_64.lock", "w")  # noqa: SIM115 (closed by the timer)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.3, held.close).start()
+    with caplog.at_level(logging.WARNING, logger="elman_core"), build._locked(tmp_path, "answering-x86_64"):
+        pass
+    assert caplog.messages == [
+        f"elman: still waiting for process 4711, which compiles answering-x86_64 into {tmp_path}"
+    ]
 
 
 def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import shutil
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -22,12 +23,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from elman_core.cli import main
-from elman_core.kernels import Case, DenseKernel, KernelSpec, build, launch, toolchain, verify_cache
+from elman_core.kernels import Case, DenseKernel, KernelSpec, build, dispatch, launch, runtime, toolchain, verify_cache
 from elman_core.kernels.dense import portable
+from elman_core.kernels.dense.spec import FAMILY
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
-from elman_core.registry.errors import KernelTimeoutError
+from elman_core.registry.errors import KernelTimeoutError, KernelUnavailableError
 from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 SMALL = Case({"T": 7, "B": 3, "d": 5}, torch.float64)
@@ -475,6 +477,72 @@ def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, mo
     with pytest.raises(type(error)):
         verify_cache.ensure_verified(dataclasses.replace(spec, call=Mock(side_effect=error)), SINGLE, "plan A")
     assert verify_cache.stamp(spec, "host") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "driver"),
+    [
+        ("CUDA driver version is insufficient for CUDA runtime version", "13.0"),
+        ("device kernel image is invalid", "13.0"),
+        ("no kernel image is available for execution on the device", "13.0"),
+        ("the provided PTX was compiled with an unsupported toolchain.", "13.0"),
+        ("", "12.8"),  # known before anything is compiled
+    ],
+    ids=[35, 200, 209, 222, "an older major"],
+)
+def test_a_module_that_the_driver_refuses_is_not_stamped_and_plain_pytorch_runs(
+    words, driver, cache, monkeypatch, caplog
+):
+    spec = dataclasses.replace(e1_dense.spec(), module=None)
+    monkeypatch.setattr(torch, "__version__", "of no stamp")
+    monkeypatch.setattr(runtime, "_warned", set())
+    monkeypatch.delenv("ELMAN_VERIFY", raising=False)
+    answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
+    answers |= {"memory_reserved": 0, "is_current_stream_capturing": False, "set_device": None}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    version = int(driver[:2]) * 1000 + int(driver[3:]) * 10
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: version, raising=False)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(build, "version", lambda _: "Cuda compilation tools, release 13.2, V13.2.51")
+    monkeypatch.setattr(build, "build", lambda *_: pytest.fail("it is compiled"))
+    monkeypatch.setattr(launch, "_native", lambda: None)
+    planted = Mock(side_effect=KernelError(f"kernel e1_dense_cuda_grid: launch: {words}"))
+    monkeypatch.setattr(sys.modules["elman_core.kernels.verify"], "_run_case", planted)
+    kernel: Any = types.SimpleNamespace(name="e1", spec=lambda: spec, cases=lambda *_: [SINGLE])
+    kernel.prepare = lambda *_: "plan" if words else launch.opened(spec.extension("cuda"), FAMILY)
+    for policy in ("auto", "require"):
+        monkeypatch.setenv("ELMAN_KERNELS", policy)
+        with (
+            contextlib.nullcontext() if policy == "auto" else pytest.raises(KernelUnavailableError, match="update the")
+        ):
+            assert dispatch._prepare(kernel, 0, torch.float32, ()) is False
+    [said] = [record.getMessage() for record in caplog.records if "NO KERNEL" in record.getMessage()]
+    for part in (
+        "nvcc is of release 13.2",
+        f"the driver runs CUDA {driver}",
+        words,
+        "update the driver, or set CUDA_HOME",
+    ):
+        assert part in said
+    assert verify_cache.stamp(spec, "cuda") is None
+
+
+def test_a_case_that_a_gpu_is_too_small_for_is_left_out_and_said():
+    spec = e1_dense.spec()
+
+    def call(backend, inputs, options):
+        if backend == "torch" and inputs["mask"] is not None:
+            raise KernelUnavailableError("needs 232832 bytes")
+        return spec.call(backend, inputs, options)
+
+    small = dataclasses.replace(spec, call=call)
+    report = verify(small, "torch", cases=[SMALL, MASKED])
+    assert report.passed
+    assert (report.cases, report.left_out) == (1, [f"{MASKED}: needs 232832 bytes"])
+    with pytest.raises(KernelUnavailableError, match="needs 232832 bytes"):
+        verify(small, "torch", cases=[MASKED])
 
 
 # Commands -------------------------------------------------------------------------------------------------------------

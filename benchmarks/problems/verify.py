@@ -1,8 +1,9 @@
 """Every kernel against float64 on the full grid, `elman verify`: of all outputs, gradients and cases the one closest to its
 limit, and the first fault if there are any. On a CPU: of the kernels of a CPU.
 
-Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, the
-GPUs in turn. --only names variants or kernels; a kernel that lacks a dtype has no row of it.
+Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, as
+many as the memory of a GPU holds, the GPUs in turn; one that runs out of memory runs again at the end, alone. --only names
+variants or kernels; a kernel that lacks a dtype has no row of it. `left_out` counts cases that the GPU is too small for.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from typing import Any
 import torch
 from harness import Row, Setting, visible_gpus
 
+from elman_core.cli.kernels import DTYPES as NAMED
+from elman_core.cli.kernels import _has, _specs
 from elman_core.registry import list_variants
 
-AT_ONCE = 10
-"""Processes on one GPU."""
+AT_ONCE, NEEDS = 10, 12 << 30
+"""The most processes on one GPU, and the bytes of its memory for each."""
+OUT_OF_MEMORY = 3
+"""The exit code of a command that ran out of memory."""
 DTYPES = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("bf16", "fp32")}
 SHARED = {"cuda": ("decode", "causal_conv"), "cpu": ("causal_conv",)}
 """Kernels of every model."""
@@ -58,18 +63,23 @@ def found_of(report: dict[str, Any]) -> Row:
     """The row with the largest error / limit, if any case gave one; `reason` if it is not why the kernel failed."""
     row = max(report["rows"], key=lambda row: float(row["ratio"]), default={})
     found: Row = {name: row[name] for name in ("tensor", "case", "error", "reference", "limit", "ratio") if row}
+    if report["left_out"]:
+        found["left_out"] = len(report["left_out"])
     if said := [*report["faults"], *report["unsuitable"]]:
         found["reason"] = said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)"
     return found
 
 
-def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[Row]:
+def verified(name: str, dtype: str, grid: str, backend: str, gpu: str) -> list[Row] | None:
+    """The rows of a process; None if it ran out of memory."""
     words = ["verify", name, "--grid", grid, "--dtype", dtype, "--backend", backend, "--json"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "elman_core", *words], capture_output=True, text=True, check=False, env=environment
     )
+    if done.returncode == OUT_OF_MEMORY:
+        return None
     try:
         found = reports(done.stdout)
     except ValueError:
@@ -87,12 +97,23 @@ def rows(setting: Setting) -> Iterator[Row]:
     cuda = target == "cuda"
     chosen = ("e42",) if setting.tiny else setting.only or tuple(names(target))
     grid, dtypes = ("quick", ("fp64",)) if setting.tiny else ("full", DTYPES[target])
+    backend = "host" if setting.tiny and not cuda else target
     gpus = visible_gpus(torch.cuda.device_count() if cuda else 1)
-    with ThreadPoolExecutor(AT_ONCE * len(gpus) if cuda else 1) as pool:
-        jobs = [(name, dtype) for name in chosen for dtype in dtypes]
-        started = [
-            pool.submit(verified, *job, grid, "host" if setting.tiny and not cuda else target, gpus[number % len(gpus)])
-            for number, job in enumerate(jobs)
-        ]
+    each = min(AT_ONCE, max(1, torch.cuda.mem_get_info()[0] // NEEDS)) if cuda else 1
+    jobs = [(name, dtype) for name in chosen for dtype in dtypes if takes(name, dtype, backend, grid)]
+    placed = [(*job, grid, backend, gpus[number % len(gpus)]) for number, job in enumerate(jobs)]
+    with ThreadPoolExecutor(each * len(gpus)) as pool:
+        started = {pool.submit(verified, *job): job for job in placed}
+        again = []
         for done in as_completed(started):
-            yield from done.result()
+            if (found := done.result()) is None:
+                again.append(started[done])
+            yield from found or ()
+    for name, dtype, *where in again:
+        said = f"out of memory, alone on GPU {where[-1]}"
+        yield from verified(name, dtype, *where) or [{"variant": name, "dtype": dtype, "kind": "ours", "reason": said}]
+
+
+def takes(name: str, dtype: str, backend: str, grid: str) -> bool:
+    """Whether a kernel of this variant or name has a case of this dtype."""
+    return any(_has(spec, backend, grid, [getattr(torch, NAMED[dtype])]) for spec in _specs([name], backend))

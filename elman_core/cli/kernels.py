@@ -272,16 +272,12 @@ def _print(report: Report) -> None:
     from elman_core.kernels.verify import failures
 
     verdict = "passed" if report.passed else "UNDECIDED" if "not judged" in _wrong(report) else "FAILED"
-    print(
-        f"{report.name} on {report.target}, {report.grid} grid, {report.cases} cases: {verdict}; worst case of each tensor:"
-    )
-    rows = [_cells(row) for row in report.worst()]
-    print(
-        table(
-            rows,
-            ("dtype", "tensor", "error", "largest", "same dtype", "recorded", "limit", "of limit", "verdict", "case"),
-        )
-    )
+    checked = f"{report.name} on {report.target}, {report.grid} grid, {report.cases} cases"
+    print(f"{checked}: {verdict}; worst case of each tensor:")
+    heads = ("dtype", "tensor", "error", "largest", "same dtype", "recorded", "limit", "of limit", "verdict", "case")
+    print(table([_cells(row) for row in report.worst()], heads))
+    if left := report.left_out:
+        print(f"  {len(left)} cases are left out, as this GPU is too small for them; the first: {left[0]}")
     for line in list(failures(report))[:10]:
         print(f"  {line}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elman_core.imports import when_asked
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import KernelError, KernelUnavailableError
 
 if TYPE_CHECKING:
     from .build import Extension, emulated, load, shipped
@@ -31,4 +31,4 @@ if TYPE_CHECKING:
     from .verify_cache import Stamp, ensure_verified, stamp, used
 
 _names, __getattr__ = when_asked(__name__)
-__all__ = ["KernelError", *_names]
+__all__ = ["KernelError", "KernelUnavailableError", *_names]

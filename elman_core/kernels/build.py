@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
+from elman_core.registry.checks import said_when_slow
 from elman_core.registry.errors import CheckpointError, KernelError
 from elman_core.registry.installing import how_to_install
 from elman_core.storage import read_bytes, read_json, write_json
@@ -291,8 +292,13 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
 
 
 def _locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
+    def other() -> str:
+        building = [path.name.rpartition("-")[2].partition("_") for path in folder.glob(f"{_BUILDING}{stem}-*")]
+        return f"process {building[0][0] if building else 'unknown'}, which compiles {stem} into {folder}"
+
     try:
-        return FileLock(folder / f".{stem}.lock").acquire()  # the system drops it if this process dies
+        with said_when_slow(other):
+            return FileLock(folder / f".{stem}.lock").acquire()  # the system drops it if this process dies
     except OSError as error:  # as on NFS without its lock service
         raise KernelError(
             f"{folder} cannot be locked ({error.strerror}); set ELMAN_CACHE to a folder on a local disk"
@@ -327,7 +333,8 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
     command += [f"-I{folder}" for folder in includes] + [f"-L{folder}" for folder in libraries]
     command.append(str(extension.binding))
     _remove_leftovers(target)
-    with tempfile.TemporaryDirectory(prefix=f"{_BUILDING}{target.stem}-", dir=target.parent) as scratch:
+    mine = f"{_BUILDING}{target.stem}-{os.getpid()}_"  # who waits for this process names it
+    with tempfile.TemporaryDirectory(prefix=mine, dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         start = time.monotonic()
         how: Any = {"capture_output": True, "text": True, "errors": "replace", "check": False}
@@ -345,7 +352,7 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
             "name": extension.name,
             "arch": arch,
             "compiler": str(compiler),
-            "compiler_version": _version(compiler),
+            "compiler_version": version(compiler),
             "command": command,
             "seconds": round(time.monotonic() - start, 2),
             "python_abi": toolchain.python_abi() if extension.python else None,
@@ -376,7 +383,7 @@ def _first_error(done: subprocess.CompletedProcess[str]) -> str:
     return (errors or lines or [f"the compiler left with status {done.returncode} and said nothing"])[0]
 
 
-def _version(compiler: Path) -> str:
+def version(compiler: Path) -> str:
     said = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, errors="replace", check=False)
     lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), (lines or ["unknown"])[0])

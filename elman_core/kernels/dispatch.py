@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.errors import ConfigError, KernelError, KernelUnavailableError
 from elman_core.registry.installing import how_to_install
 
 from . import launch
@@ -28,6 +28,7 @@ from .runtime import (
     mode,
     refuse_transforms,
     transformed,
+    warn,
 )
 from .spec import Backend, Case, KernelSpec
 from .toolchain import find_host_compiler, host_architecture, python_include_dirs
@@ -196,7 +197,11 @@ def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.
     with torch.cuda.device(-1 if index is None else index):
         plan = load_or_warn(kernel.name, lambda: kernel.prepare(dtype, *problem))
         if plan is not None:
-            ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
+            try:
+                ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
+            except KernelUnavailableError as error:
+                warn(kernel.name, error)
+                return False
     return plan is not None
 
 

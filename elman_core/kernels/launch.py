@@ -6,6 +6,7 @@ compiled once for each Python and machine, at the first use of any compiled kern
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -16,15 +17,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.errors import ConfigError, KernelError, KernelUnavailableError
+from elman_core.storage import read_json
 
-from . import build
+from . import build, toolchain
 from .build import Extension
 
 if TYPE_CHECKING:
     from .family import Family
 
 _HERE = nullcontext()
+# What CUDA says of a module that this driver cannot run (35, 200, 209, 222).
+_REFUSALS = ("driver version is insufficient", "kernel image is", "unsupported toolchain")
 ALIGNMENT = 16  # bytes: the widest load of a kernel
 Given = TypeVar("Given", Tensor, Tensor | None)
 
@@ -63,10 +67,12 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
 
     Raises:
         ConfigError: the cell's header says something else than its declaration in Python.
-        KernelError: as `open_module`.
+        KernelUnavailableError: nvcc is of a later CUDA than the driver. KernelError: as `open_module`.
     """
     what = build.emulated(what) if on_cpu and what.is_cuda else what
     _native()  # first: without it, compiling the kernel would be in vain
+    if what.is_cuda:
+        check_driver(what)
     module = open_module(build.build(what, build.local_arch(what)), family)
     for i, (name, declared) in enumerate(what.declared):
         if (there := type(declared)(module.ask("declares", i))) != declared:
@@ -75,6 +81,23 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
                 f"kernel {what.name}: {header} says {name} = {there}, the declaration {declared}: make them agree"
             )
     return module
+
+
+def check_driver(what: Extension, error: Exception | None = None) -> None:
+    """Raise `KernelUnavailableError` if the nvcc of a module is of a later CUDA than the driver, or if `error`, of its launch,
+    says that the driver refuses it."""
+    if error is not None and not any(words in str(error) for words in _REFUSALS):
+        return
+    private: Any = torch._C
+    there, driver = build.find(what, build.local_arch(what)), private._cuda_getDriverVersion()
+    said = read_json(there.with_suffix(".json"))["compiler_version"] if there else build.version(toolchain.find_nvcc())
+    toolkit = re.search(r"release (\d+)[.\d]+", said)
+    if error is not None or (toolkit is not None and int(toolkit[1]) > driver // 1000):
+        here = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
+        raise KernelUnavailableError(
+            f"kernel {what.name}: nvcc is of {toolkit[0] if toolkit else said}, the driver runs {here} ({error or 'older'}): "
+            f"update the driver, or set CUDA_HOME to a toolkit of {here} or older, and ELMAN_CACHE to a new folder"
+        )
 
 
 def opener(family: Family, extension: Callable[..., Extension]) -> Callable[..., Any]:

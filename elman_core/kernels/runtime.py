@@ -79,23 +79,25 @@ def load_or_warn(name: str, load: Callable[[], Loaded]) -> Loaded | None:
     Raises:
         KernelError: from `load`, with ELMAN_KERNELS=require.
     """
-    chosen = mode()
-    if chosen == "off":
-        return None
     try:
-        return load()
+        return load() if mode() != "off" else None
     except KernelError as error:
-        if chosen == "require":
-            raise
-        if (name, str(error)) not in _warned:
-            _warned.add((name, str(error)))
-            _log.warning(
-                "elman: NO KERNEL for %s, running plain PyTorch, many times slower: %s "
-                "(ELMAN_KERNELS=require makes this an error, ELMAN_KERNELS=off silences it)",
-                name,
-                error,
-            )
+        warn(name, error)
         return None
+
+
+def warn(name: str, error: KernelError) -> None:
+    """Log once why plain PyTorch runs instead of a kernel; with ELMAN_KERNELS=require, raise the error."""
+    if mode() == "require":
+        raise error
+    if (name, str(error)) not in _warned:
+        _warned.add((name, str(error)))
+        _log.warning(
+            "elman: NO KERNEL for %s, running plain PyTorch, many times slower: %s "
+            "(ELMAN_KERNELS=require makes this an error, ELMAN_KERNELS=off silences it)",
+            name,
+            error,
+        )
 
 
 def caller() -> str:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from elman_core.registry.checks import one_line, ran_out
-from elman_core.registry.errors import KernelError, KernelTimeoutError
+from elman_core.registry.errors import KernelError, KernelTimeoutError, KernelUnavailableError
 from elman_core.storage import read_json
 
 from . import build, launch
@@ -107,6 +107,7 @@ class Report:
     Attributes:
         faults: failures other than large errors: not finite, not repeatable, opcheck, an exception.
         unsuitable: cases whose inputs the reference itself does not take, which say nothing about the kernel.
+        left_out: cases that this GPU is too small for. `cases` does not count them.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     unsuitable: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -154,6 +156,7 @@ def verify(
 
     Raises:
         KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
+        KernelUnavailableError: the driver refuses the kernel, or the GPU is too small for every case.
         KernelTimeoutError, or an error that memory `ran_out`: from a case; the kernel may be right or wrong.
     """
     if target not in spec.backends:
@@ -184,13 +187,21 @@ def verify(
                     _opcheck(spec, "cuda" if target == "emulated" else target, case, inputs)
             except InputsError as error:
                 report.unsuitable.append(f"{case}: {error}")
+            except KernelUnavailableError as error:
+                report.left_out.append(f"{case}: {error}")
             except Exception as error:  # every fault of a kernel belongs in its report
                 if isinstance(error, KernelTimeoutError) or ran_out(error):  # says nothing about the kernel
                     raise
+                if target == "cuda":
+                    launch.check_driver(spec.extension("cuda"), error)
                 report.faults.append(f"{case}: {one_line(error)}")
-            report.cases = number
+            report.cases = number - len(report.left_out)
+            if target == "cuda" and torch.cuda.memory_reserved() > 4 << 30:  # others may verify on the same GPU
+                torch.cuda.empty_cache()
             if progress is not None:
                 progress(number, len(chosen))
+    if not report.cases:
+        raise KernelUnavailableError(report.left_out[0])
     return report
 
 
@@ -357,17 +368,9 @@ def _compare(
     if recorded is not None and reference <= RECORDED_FACTOR * recorded:
         limit = min(limit, RECORDED_FACTOR * recorded)
     return Row(
-        case=str(case),
-        dtype=dtype,
-        tensor=name,
-        error=gap.norm().item() / norm,
-        worst=gap.max().item() / largest,
-        reference=reference,
-        limit=limit,
-        recorded=recorded,
-        kink=jumps.double().mean().item(),
-        usual=usual,
-    )
+        case=str(case), dtype=dtype, tensor=name, error=gap.norm().item() / norm, worst=gap.max().item() / largest,
+        reference=reference, limit=limit, recorded=recorded, kink=jumps.double().mean().item(), usual=usual,
+    )  # fmt: skip
 
 
 def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:

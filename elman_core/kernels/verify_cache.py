@@ -147,7 +147,8 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str, t
 
     Raises:
         KernelError: the kernel is wrong, now or in its stamp; or a CUDA graph is being captured.
-        KernelTimeoutError, or as memory `ran_out`: the GPU is busy, or too full to verify it; nothing is stamped.
+        KernelUnavailableError: this machine cannot run it. KernelTimeoutError, or as memory `ran_out`: the GPU is busy, or too
+            full to verify it. Nothing is stamped.
         ConfigError: ELMAN_VERIFY is neither skip nor empty.
     """
     cases = [cases] if isinstance(cases, Case) else list(cases)

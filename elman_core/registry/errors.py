@@ -94,6 +94,10 @@ class KernelError(ElmanError, RuntimeError):
     exit_code = 5
 
 
+class KernelUnavailableError(KernelError):
+    """A problem for which this GPU is too small, or a module that its driver refuses: that says nothing about the kernel."""
+
+
 class KernelTimeoutError(KernelError):
     """A launch that gave up waiting for the GPU: its results are invalid, and say nothing about the kernel."""
 

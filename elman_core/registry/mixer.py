@@ -52,14 +52,13 @@ class Mixer(nn.Module):
         super().__init__()
         self.dim, self.config, self.layer_idx = dim, config, layer_idx
 
-    def __call__(self, x_BTD: Tensor, *more: Any, **named: Any) -> tuple[Tensor, State]:
+    def __call__(self, x_BTD: Tensor, *more: Any, **named: Any) -> Any:
         """`forward`. Raises `ConfigError` without a row or a step, which kernels and libraries answer in different ways."""
         if 0 in x_BTD.shape:
             raise ConfigError(
                 f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
             )
-        made: tuple[Tensor, State] = super().__call__(x_BTD, *more, **named)
-        return made
+        return super().__call__(x_BTD, *more, **named)
 
     def forward(
         self,

@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import KernelError, KernelUnavailableError
 
 Kind = Literal["cluster", "grid", "tiles", "steps"]
 MAX_WIDTH, MAX_PLACES, MAX_BATCH = 4096, 2**31 - 1, 65535
@@ -109,7 +109,7 @@ def plan(
             )
         return replace(whole, slots=slots)
     if device.capability < (8, 0):
-        raise KernelError(
+        raise KernelUnavailableError(
             f"dense kernels need compute capability 8.0 or newer, not {'.'.join(map(str, device.capability))}"
         )
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):

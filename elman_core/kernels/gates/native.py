@@ -20,7 +20,7 @@ from elman_core.kernels.dense.native import TIMEOUT_NS, _device, error_word
 from elman_core.kernels.family import Values
 from elman_core.kernels.runtime import constant_when_compiled
 from elman_core.kernels.spec import Case
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import KernelError, KernelUnavailableError
 
 from .spec import FAMILY, GatesCell
 
@@ -92,7 +92,7 @@ def settled(
     """
     found = _device(index)
     if found.capability < CAPABILITY:
-        raise KernelError(
+        raise KernelUnavailableError(
             f"{cell.name}: its kernels need compute capability 9.0 or newer, not {'.'.join(map(str, found.capability))}"
         )
     groups = found.processors // ceil(width / OWNED)
@@ -103,7 +103,9 @@ def settled(
         if held >= groups:
             return module, rows, groups
         groups = max(0, min(held, groups - 1))
-    raise KernelError(f"{cell.name}: this GPU does not hold the {ceil(width / OWNED)} blocks of width {width} together")
+    raise KernelUnavailableError(
+        f"{cell.name}: this GPU does not hold {ceil(width / OWNED)} blocks at once (width {width})"
+    )
 
 
 def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:

@@ -16,7 +16,7 @@ from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.family import Values
 from elman_core.kernels.spec import Target
-from elman_core.registry.errors import KernelError
+from elman_core.registry.errors import KernelError, KernelUnavailableError
 
 from .spec import FAMILY, Form, MatrixCell, Size, beside
 
@@ -91,7 +91,7 @@ def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any
         most: Any = torch.cuda.get_device_properties(index)
         need = library.info()[1]
         if need > most.shared_memory_per_block_optin:
-            raise KernelError(
+            raise KernelUnavailableError(
                 f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
                 f"this GPU has {most.shared_memory_per_block_optin}; smaller N or 16-bit storage need less"
             )

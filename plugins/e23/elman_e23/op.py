@@ -21,6 +21,7 @@ from elman_core.kernels import (
     Extension,
     KernelError,
     KernelSpec,
+    KernelUnavailableError,
     check_errors,
     choose,
     document_starts,
@@ -62,11 +63,11 @@ def _prepared(dtype: torch.dtype, batch: int, width: int, index: int | None, pac
         KernelError: it cannot be built, or the GPU holds no such cluster.
     """
     if index is not None and torch.cuda.get_device_capability() < (9, 0):
-        raise KernelError("e23: its kernel needs compute capability 9.0 or newer")
+        raise KernelUnavailableError("e23: its kernel needs compute capability 9.0 or newer")
     made = extension(dtype, width, packed)
     module: Any = load(emulated(made) if index is None else made)
     if not (rows := module.rows(batch)):
-        raise KernelError(f"e23: this GPU holds no cluster of {width // STEP} blocks")
+        raise KernelUnavailableError(f"e23: this GPU holds no cluster of {width // STEP} blocks")
     if batch > MOST_CLUSTERS * rows:
         raise KernelError(f"e23: its kernel takes B up to {MOST_CLUSTERS * rows}, not {batch}")
     return module, rows
