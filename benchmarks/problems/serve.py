@@ -1,8 +1,9 @@
 """`elman serve` under 1 to 256 clients at once: bytes a second, and seconds to the first byte.
 
 Each client sends a prompt of its own of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes; the
-server has 64 slots. `elman generate --num 64`, from a model that is loaded, is the mark; bytes for a second of processor time
-say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
+server has 64 slots. The marks, from a model that is loaded, are `elman generate --num 64`, which reads one prompt, and
+`in_bursts`, which reads 64 of their own in one batch: the work of 64 clients. Bytes are those written; bytes for a second of
+processor time say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
 (`generate_batch`, without HTTP) with a random LLaMA of the same number of parameters, since it refuses recurrent models.
 --only names models. On a GPU the models are random, too. It needs the packages of extensions/serve.
 """
@@ -21,10 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from harness import Row, Setting
 
 from elman_core.extension import Sampling, load_writer
-from elman_core.generation import generate_bytes
+from elman_core.generation import generate_bytes, in_bursts
 
 from .decode import build
 from .step import llama
@@ -103,16 +105,19 @@ class Served:
         }  # fmt: skip
 
 
-def alone(folder: str, setting: Setting, count: int) -> Row:
-    """`elman generate --num 64`, the model loaded already; the second time of two."""
+def alone(folder: str, setting: Setting, kind: str, count: int) -> Row:
+    """64 texts without a server, the model loaded already; the second time of two."""
     ladder, _ = load_writer(folder, str(setting.device), None)
+    texts = [text.encode() for text in prompts(SLOTS, kind)]
     for _ in range(2):
         began, cpu = time.perf_counter(), time.process_time()
-        rows = generate_bytes(
-            ladder, prompts(1, "one")[0].encode(), max_new_bytes=count, num=SLOTS, how=Sampling(), seed=0
-        )
-        written = SLOTS * sum(1 for _ in rows)
-        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        if kind == "one":
+            for _ in generate_bytes(ladder, texts[0], max_new_bytes=count, num=SLOTS, how=Sampling(), seed=0):
+                pass
+        else:
+            read = torch.tensor([list(text) for text in texts], device=setting.device)
+            ladder.generate(read, max_new_tokens=count, do_sample=True, top_k=0, custom_generate=in_bursts)
+        wall, cpu, written = time.perf_counter() - began, time.process_time() - cpu, SLOTS * count
     return {
         "bytes_s": round(written / wall, 1), "bytes_cpu_s": round(written / cpu, 1), "load": round(os.getloadavg()[0], 1)
     }  # fmt: skip
@@ -150,7 +155,9 @@ def rows(setting: Setting) -> Iterator[Row]:
             build(name, setting)
         folder = str(setting.folder / name.replace(":", "_")) if "@" in name else name
         row = {"model": name, "kind": "ours"}
-        yield setting.row(lambda: alone(folder, setting, count), **row, who="generate", clients=SLOTS, prompts="one")  # noqa: B023
+        for kind, who in (("one", "generate"), ("own", "in_bursts")):
+            made = lambda folder=folder, kind=kind: alone(folder, setting, kind, count)  # noqa: E731
+            yield setting.row(made, **row, who=who, clients=SLOTS, prompts=kind)
         with Served(folder, setting) as served:
             for n, prompts_ in cases:
                 load = lambda n=n, prompts_=prompts_, served=served: served.load(n, prompts_, count)  # noqa: E731

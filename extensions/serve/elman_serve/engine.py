@@ -35,8 +35,8 @@ from .metrics import Metrics
 from .request import BusyError, LateError, Request, Score, Text
 from .states import Prefixes, Rows, States, read
 
-FEW, MANY = 2, 16
-"""Of prompts, so many pieces' tokens are read at a time, while streams wait: many if there are more prompts than streams."""
+PIECES = 4
+"""Of prompts, so many pieces' tokens are read at a time, while streams wait. More cost as much each, for memory that is new."""
 
 
 @dataclass(eq=False)
@@ -200,7 +200,7 @@ class Engine(threading.Thread):
         due = [reading for reading in self._reading if not reading.done]
         group = [reading for reading in due if self._kind(reading) == self._kind(due[0])]
         if group:
-            budget = self.piece * (MANY if len(group) > live else FEW) // max(self._end(r) - r.position for r in group)
+            budget = self.piece * PIECES // max(self._end(r) - r.position for r in group)
             group = group[: max(1, budget) if self.together else 1]
             self._read_on(group)
             self._reading = [reading for reading in self._reading if reading not in group] + group  # all get their turn

@@ -33,6 +33,7 @@ def serve(
     The text of a prompt, settings and seed is that of `elman generate`, whatever else runs. SIGTERM finishes what runs.
     """
     import asyncio
+    import gc
 
     import uvicorn
 
@@ -73,6 +74,8 @@ def serve(
             timeout_graceful_shutdown=int(timeout) + 1,
         )
     )  # fmt: skip
+    gc.collect()
+    gc.freeze()  # else each full collection walks through torch, and all streams wait a quarter of a second
     engine.start()
     at = listening.getsockname()
     print(f"elman: {called} at http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}/v1, {slots} slots; ^C ends it")
