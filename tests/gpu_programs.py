@@ -19,6 +19,7 @@ from elman_core.kernels.spec import Cell
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 NAMES = ("e1", "e42", "e75", "e88", "e97")
 e1, e42, e75, e88, e97 = (vars(pytest.importorskip(f"elman_{name}.op"))[name] for name in NAMES)
+e23 = pytest.importorskip("elman_e23.op")
 HERE = Path(__file__).parent
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 PLAIN, FUSED = Maps(), e88.cell.maps[0]
@@ -58,6 +59,11 @@ def matrix(
 
 def decode(dtype: torch.dtype, cell: Cell | None = None) -> Program:
     return Program("decode", decoding.extension(dtype, cell))
+
+
+def tape(dtype: torch.dtype, width: int, packed: bool = False) -> Program:
+    bare = e23.extension(dtype, width, packed)
+    return Program("e23", replace(bare, include=(*bare.include, HERE / "no_python"), python=False))
 
 
 def name_of(program: Program) -> str:

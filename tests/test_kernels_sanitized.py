@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from emulated import compile_emulated
-from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn
+from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn, tape
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -56,6 +56,8 @@ PROGRAMS = [
     gates(rnn.lstm_gates.cell, 16, f16, 64),
     gates(rnn.gru_gates.cell, 16, bf16, 320),
     gates(rnn.slstm_gates.cell, 8, bf16, 128, heads=2),
+    tape(bf16, 96),
+    tape(f32, 288, packed=True),
     *MISCOUNTED,
     matrix(16, 16, bf16, FUSED),
     matrix(16, 16, f16),
@@ -71,6 +73,7 @@ EMULATED = [
     matrix(64, 40, bf16),
     decode(bf16),
     decode(f16, e1.cell),
+    tape(bf16, 64, packed=True),
 ]
 
 
