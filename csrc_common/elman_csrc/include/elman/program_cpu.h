@@ -99,7 +99,7 @@ class Machine {
       if (a.code == Code::linear) widen(a);
       const Int all = pieces(a), many = static_cast<Int>(queues_.size());
       if (many < 2 || all < 2) {
-        for (Int piece = 0; piece < all; piece++) work(a, piece);
+        for (Int piece = 0; piece < all; piece++) work(a, piece, 0);
         continue;
       }
       done_.store(0, std::memory_order_relaxed);
@@ -122,7 +122,8 @@ class Machine {
   std::vector<std::thread> helpers_;
   std::atomic<Int> done_{0};  // pieces of the instruction under way
   const Instruction* code_ = nullptr;
-  std::vector<float> x_;  // of a product, in float, rows of whole parts
+  std::vector<float> x_;  // the input of a product, in float, rows of whole parts
+  std::vector<float> wide_;  // for each thread, kTile rows of its weight likewise
   Int width_ = 0;
 
   void start() {
@@ -147,7 +148,7 @@ class Machine {
       if (!left(q, queues_[q].next.load(std::memory_order_acquire))) continue;
       const std::uint64_t next = queues_[q].next.fetch_add(1, std::memory_order_acq_rel);
       if (!left(q, next)) continue;
-      work(code_[next / kOne], next % kOne);
+      work(code_[next / kOne], next % kOne, me);
       done_.fetch_add(1, std::memory_order_release);
       return true;
     }
@@ -170,11 +171,11 @@ class Machine {
   }
   static Int pieces(const Instruction& a) { return (count(a) + each(a) - 1) / each(a); }
 
-  void work(const Instruction& a, Int piece) {
+  void work(const Instruction& a, Int piece, std::size_t me) {
     const Int first = piece * each(a), last = std::min(first + each(a), count(a));
     switch (a.code) {
       case Code::linear:
-        return linear(a, first, last);
+        return linear(a, first, last, wide_.data() + me * kTile * width_);
       case Code::matmul:
         return matmul(a, first, last);
       case Code::embedding:
@@ -391,11 +392,11 @@ class Machine {
     const Int dtype = a.at[2].dtype;
     return dtype == kInt8 ? widen<std::int8_t>(a) : dtype == kBFloat16 ? widen<BFloat16>(a) : widen<float>(a);
   }
-  void linear(const Instruction& a, Int first, Int last) const {
+  void linear(const Instruction& a, Int first, Int last, float* wide) const {
     const Int dtype = a.at[2].dtype;
-    return dtype == kInt8       ? linear<std::int8_t>(a, first, last)
-           : dtype == kBFloat16 ? linear<BFloat16>(a, first, last)
-                                : linear<float>(a, first, last);
+    return dtype == kInt8       ? linear<std::int8_t>(a, first, last, wide)
+           : dtype == kBFloat16 ? linear<BFloat16>(a, first, last, wide)
+                                : linear<float>(a, first, last, wide);
   }
   // A weight is read in vectors of words of four bytes. The weights of a word go into vectors of their own, which costs a shift or two each and no
   // exchange of lanes, which compilers do badly; the elements of x are put into that order once.
@@ -408,6 +409,7 @@ class Machine {
     const Operand& x = a.at[1];
     width_ = (K + kPart - 1) / kPart * kPart;
     x_.assign(static_cast<std::size_t>(a.size[0] * width_), 0.f);
+    wide_.resize(std::max(wide_.size(), queues_.size() * kTile * static_cast<std::size_t>(width_)));
     alignas(64) float buffer[words];
     for (Int r = 0; r < a.size[0]; r++)
       for (Int k = 0; k < K; k += words) {
@@ -438,25 +440,24 @@ class Machine {
   // One row is multiplied as the weights come from memory. For several, weights become floats once, and are multiplied in tiles. A sum has the
   // same parts and order in both.
   template <class W>
-  void linear(const Instruction& a, Int first, Int last) const {
+  void linear(const Instruction& a, Int first, Int last, float* wide) const {
     const Int step = a.at[2].step[1];
     const W* w = at<const W>(a.at[2].address);
     if (a.size[0] == 1) {
       for (Int n = first; n < last; n++) product(a, n, w + n * step);
       return;
     }
-    std::vector<float> wide(static_cast<std::size_t>(kTile * width_));
     for (Int n = first; n < last; n += kTile) {
       const Int many = std::min<Int>(kTile, last - n);
       for (Int i = 0; i < many; i++)
-        along(w + (n + i) * step, a.size[2], [to = wide.data() + i * width_](const W* from, Int k) {
+        along(w + (n + i) * step, a.size[2], [to = wide + i * width_](const W* from, Int k) {
           for (int v = 0; v < kParts; v += kEach<W>) {
             Words x[kEach<W>];
             lift(from + v * kWords, x);
             for (int u = 0; u < kEach<W>; u++) std::memcpy(to + k + (v + u) * kWords, &x[u], sizeof x[u]);
           }
         });
-      for (Int r = 0; r < a.size[0]; r += kTile) tile<kTile>(a, n, r, wide.data(), many);
+      for (Int r = 0; r < a.size[0]; r += kTile) tile<kTile>(a, n, r, wide, many);
     }
   }
   // each(from, k) for every kPart weights of a row, with zeros behind its end.
