@@ -109,6 +109,23 @@ def test_rows_beyond_two_to_the_31_elements_are_read_where_they_lie(family, back
     assert report.passed, "\n".join(verify.failures(report))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("dense", (9, 4096, 192)), ("elementwise", (9, 4096, 63)), ("gates", (9, 4096, 64)), ("convolution", (9, 4096, 64, 4)),
+        ("e23", (9, 4096, 96)), ("matrix", (4096, 9, 1, 16, 7)), ("matrix", (1, 35, 759, 32, 17)),
+        ("matrix", (1, 35, 759, 64, 65)), ("rows", (4096, 9, 1, 16, 16)), ("rows", (1, 35, 759, 16, 16)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_many_rows_many_heads_and_odd_columns_are_right(family: str, sizes: tuple[int, ...]) -> None:
+    module, name, letters, *_ = FAMILIES.get(family, ("elman_e23.op", "KERNEL", "TBd"))
+    spec, case = getattr(pytest.importorskip(module), name).spec(), Case.of(letters, sizes, torch.bfloat16, masked=True)
+    report = verify.verify(spec, "cuda", cases=[case], opcheck=False)
+    assert report.passed, "\n".join(verify.failures(report))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_forward_without_gradients_keeps_nothing_for_a_backward(family) -> None:
     """At its peak it holds its outputs and, of dense and gated cells, the states that blocks exchange: a step more than y."""
