@@ -503,7 +503,7 @@ def test_a_module_that_the_driver_refuses_is_not_stamped_and_plain_pytorch_runs(
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     version = int(driver[:2]) * 1000 + int(driver[3:]) * 10
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: version, raising=False)
+    monkeypatch.setattr(launch, "driver_version", lambda: version)
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: Path("nvcc"))
     monkeypatch.setattr(build, "version", lambda _: "Cuda compilation tools, release 13.2, V13.2.51")
     monkeypatch.setattr(build, "build", lambda *_: pytest.fail("it is compiled"))

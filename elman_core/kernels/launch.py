@@ -6,6 +6,7 @@ compiled once for each Python and machine, at the first use of any compiled kern
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -83,13 +84,19 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
     return module
 
 
+def driver_version() -> int:
+    """Return the newest CUDA that the driver runs, 1000 times the major version plus 10 times the minor one."""
+    found = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    return found.value
+
+
 def check_driver(what: Extension, error: Exception | None = None) -> None:
     """Raise `KernelUnavailableError` if the nvcc of a module is of a later CUDA than the driver, or if `error`, of its launch,
     says that the driver refuses it."""
     if error is not None and not any(words in str(error) for words in _REFUSALS):
         return
-    private: Any = torch._C
-    there, driver = build.find(what, build.local_arch(what)), private._cuda_getDriverVersion()
+    there, driver = build.find(what, build.local_arch(what)), driver_version()
     said = read_json(there.with_suffix(".json"))["compiler_version"] if there else build.version(toolchain.find_nvcc())
     toolkit = re.search(r"release (\d+)[.\d]+", said)
     if error is not None or (toolkit is not None and int(toolkit[1]) > driver // 1000):
