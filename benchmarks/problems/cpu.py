@@ -24,7 +24,9 @@ from harness import HERE, Row, Setting
 
 from .step import trainer
 
-MATRICES = ("e88:conv_linear@128x3", "e97@192x3", "e75@640x3", "e14@304x3", "m2rnn@384x4")
+MATRICES = (
+    "e88:conv_linear@128x3", "e97@192x3", "e14@304x3", "m2rnn@384x4", "e75@640x3", "e74@640x3", "e73@640x3", "e71@640x3",
+)  # fmt: skip
 VECTORS = ("e1@384x3", "e42@448x4", "e63@384x3", "e61@448x3", "e68@448x3", "gru@288x3", "lstm@256x3")
 MODELS = (*MATRICES, *VECTORS)
 BATCH, LENGTH, STEPS = 4, 512, {"before": 0, "after": 8}
