@@ -100,36 +100,23 @@ def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
         raise KernelError(f"only compiled kernels are stamped, not the back end {report.target!r}")
     arch = build.local_arch(spec.extension(report.target))
     made = Stamp(
-        name=spec.name,
-        target=report.target,
-        arch=arch,
-        passed=report.passed,
-        grid=report.grid,
-        cases=report.cases,
+        name=spec.name, target=report.target, arch=arch, passed=report.passed, grid=report.grid, cases=report.cases,
         dtypes=tuple(sorted({row.dtype for row in report.rows})),
         worst={f"{row.dtype} {row.tensor}": round(row.ratio, 4) for row in report.worst()},
-        faults=tuple(report.faults),
-        extra=tuple(map(str, extra)),
-        torch=torch.__version__,
-        cuda=torch.version.cuda or "none",
-        device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(),
-        when=now(),
-    )
+        faults=tuple(report.faults), extra=tuple(map(str, extra)), torch=torch.__version__, cuda=torch.version.cuda or "none",
+        device=torch.cuda.get_device_name() if report.target == "cuda" else build.toolchain.host_architecture(), when=now(),
+    )  # fmt: skip
     there = stamp(spec, report.target, arch)
     if there is None:
         return made
     if not extra:
         return replace(made, extra=there.extra if there.passed else ())
     return replace(
-        made,
-        extra=there.extra + made.extra,
-        passed=made.passed and there.passed,
-        grid=there.grid,
-        cases=made.cases + there.cases,
-        dtypes=tuple(sorted({*made.dtypes, *there.dtypes})),
+        made, extra=there.extra + made.extra, passed=made.passed and there.passed, grid=there.grid,
+        cases=made.cases + there.cases, dtypes=tuple(sorted({*made.dtypes, *there.dtypes})),
         worst={k: max(s.worst.get(k, 0.0) for s in (made, there)) for k in (there.worst | made.worst)},
         faults=made.faults + there.faults,
-    )
+    )  # fmt: skip
 
 
 def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
