@@ -20,13 +20,13 @@ from elman_core.registry.errors import KernelTimeoutError
 from elman_core.testing.kernel import need_host_compiler
 
 bf16 = torch.bfloat16
-KERNELS = {  # module, name of the kernel, (T, B, d)
-    "cluster": ("elman_e42.op", "e42", (4, 3, 192)),
-    "grid": ("elman_e42.op", "e42", (4, 3, 192)),
-    "tiles": ("elman_e42.op", "e42", (4, 11, 192)),
-    "gates": ("elman_baselines.rnn.op", "lstm_gates", (4, 3, 128)),
-    "stages": ("elman_baselines.rnn.op", "gru_before_gates", (4, 3, 128)),
-    "e23": ("elman_e23.op", "KERNEL", (4, 3, 96)),
+KERNELS = {  # module, name of the kernel, (T, B, d), dtype
+    "cluster": ("elman_e42.op", "e42", (4, 3, 192), bf16),
+    "grid": ("elman_e42.op", "e42", (4, 3, 192), bf16),
+    "tiles": ("elman_e42.op", "e42", (4, 11, 192), bf16),
+    "gates": ("elman_baselines.rnn.op", "lstm_gates", (4, 3, 128), bf16),
+    "stages": ("elman_baselines.rnn.op", "gru_before_gates", (4, 3, 128), bf16),
+    "e23": ("elman_e23.op", "KERNEL", (4, 3, 96), torch.float32),  # a module that its own tests compile, too
 }
 CPU = torch.device("cpu")
 
@@ -41,14 +41,14 @@ def test_a_kernel_whose_blocks_stall_says_so_and_runs_again(name: str) -> None:
 
 
 def main(name: str) -> None:
-    module, attribute, sizes = KERNELS[name]
+    module, attribute, sizes, dtype = KERNELS[name]
     kernel = getattr(import_module(module), attribute)
     for holder in (dense, import_module("elman_core.kernels.gates.native"), sys.modules[module]):
         vars(holder)["TIMEOUT_NS"] = 1
     if processors := {"grid": 132, "tiles": 3}.get(name):  # no clusters; more rows than the blocks take at once
         vars(dense)["_device"] = lambda _: Device(processors, 227 << 10, (8, 0))
     spec: KernelSpec = kernel.spec()
-    inputs = spec.make_inputs(Case.of("TBd", sizes, bf16), torch.Generator().manual_seed(0))
+    inputs = spec.make_inputs(Case.of("TBd", sizes, dtype), torch.Generator().manual_seed(0))
     leaves = [x.requires_grad_() for x in inputs.values() if x is not None and x.is_floating_point()]
 
     def stalled(turns: int, call: Any) -> Any:
