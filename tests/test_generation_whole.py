@@ -89,28 +89,24 @@ def test_weights_of_16_bits_are_computed_with_in_float32():
     assert_follows(model_of("e88", torch.bfloat16))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        Sampling(),
+def test_the_loop_writes_the_same_bytes_with_a_program(monkeypatch):
+    model, given = ladder("e42"), {"max_new_bytes": 75, "seed": 3}
+    ways = (
         Sampling(temperature=0),
         Sampling(temperature=0.8, top_k=40, top_p=0.9),
         Sampling(temperature=1.3, repetition_penalty=1.4),
-    ],
-    ids=str,
-)
-def test_the_loop_writes_the_same_bytes_with_a_program(how, monkeypatch):
-    model = ladder("e42")
-    given = {"max_new_bytes": 75, "how": how, "seed": 3}
-    plain = list(generate_bytes(model, PROMPT, **given))
+        Sampling(),
+    )
+    plain = [[row[0] for row in generate_bytes(model, PROMPT, how=how, **given)] for how in ways]
     monkeypatch.setattr(decoder, "recorder_for", lambda *_: SimpleNamespace(burst=1))
     monkeypatch.setattr(decoder, "program_for", lambda model, _: whole.made(model, blocks=2))
     monkeypatch.setattr(loop, "least_rows", lambda _: 1)
-    assert list(generate_bytes(model, PROMPT, **given)) == plain
-    stopped = [row[0] for row in generate_bytes(model, PROMPT, stop={plain[40][0]}, **given)]
-    assert stopped == [row[0] for row in plain][: [row[0] for row in plain].index(plain[40][0])]
-    assert whole._known[model][1] is not None
+    for how, text in zip(ways, plain, strict=True):
+        assert [row[0] for row in generate_bytes(model, PROMPT, how=how, **given)] == text, how
+    stopped = [row[0] for row in generate_bytes(model, PROMPT, stop={text[40]}, **given)]
+    assert stopped == text[: text.index(text[40])]
     made = whole._known[model][1]
+    assert made is not None
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
     assert whole.made(model, blocks=2) is not made, "of other weights"
