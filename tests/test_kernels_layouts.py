@@ -105,7 +105,7 @@ def far(x: Tensor) -> Tensor:
 def test_rows_beyond_two_to_the_31_elements_are_read_where_they_lie(family, backend, monkeypatch) -> None:
     spec, case = problem_of(family)
     monkeypatch.setattr(verify, "_with_gaps", far)
-    report = verify.verify(spec, backend, cases=[replace(case, strided=True)])
+    report = verify.verify(spec, backend, cases=[replace(case, strided=True)], opcheck=False)
     assert report.passed, "\n".join(verify.failures(report))
 
 
