@@ -479,6 +479,30 @@ def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, mo
     assert verify_cache.stamp(spec, "host") is None
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """As far as torch says. A case of a verification there calls the mock that is returned."""
+    answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
+    answers |= {
+        "memory_reserved": 5 << 30,
+        "empty_cache": None,
+        "is_current_stream_capturing": False,
+        "set_device": None,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, Mock(return_value=answer))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    case = Mock(return_value={})
+    monkeypatch.setattr(sys.modules["elman_core.kernels.verify"], "_run_case", case)
+    return case
+
+
+def test_memory_is_given_back_between_cases(gpu):
+    spec = dataclasses.replace(e1_dense.spec(), module=None)
+    assert verify(spec, "cuda", cases=[SINGLE, SINGLE], opcheck=False).passed
+    assert (gpu.call_count, torch.cuda.empty_cache.call_count) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("words", "driver"),
     [
@@ -491,25 +515,19 @@ def test_a_gpu_that_others_use_is_not_stamped_as_a_wrong_kernel(error, cache, mo
     ids=[35, 200, 209, 222, "an older major"],
 )
 def test_a_module_that_the_driver_refuses_is_not_stamped_and_plain_pytorch_runs(
-    words, driver, cache, monkeypatch, caplog
+    words, driver, gpu, cache, monkeypatch, caplog
 ):
     spec = dataclasses.replace(e1_dense.spec(), module=None)
     monkeypatch.setattr(torch, "__version__", "of no stamp")
     monkeypatch.setattr(runtime, "_warned", set())
     monkeypatch.delenv("ELMAN_VERIFY", raising=False)
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
-    answers |= {"memory_reserved": 0, "is_current_stream_capturing": False, "set_device": None}
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     version = int(driver[:2]) * 1000 + int(driver[3:]) * 10
     monkeypatch.setattr(launch, "driver_version", lambda: version)
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: Path("nvcc"))
     monkeypatch.setattr(build, "version", lambda _: "Cuda compilation tools, release 13.2, V13.2.51")
     monkeypatch.setattr(build, "build", lambda *_: pytest.fail("it is compiled"))
     monkeypatch.setattr(launch, "_native", lambda: None)
-    planted = Mock(side_effect=KernelError(f"kernel e1_dense_cuda_grid: launch: {words}"))
-    monkeypatch.setattr(sys.modules["elman_core.kernels.verify"], "_run_case", planted)
+    gpu.side_effect = KernelError(f"kernel e1_dense_cuda_grid: launch: {words}")
     kernel: Any = types.SimpleNamespace(name="e1", spec=lambda: spec, cases=lambda *_: [SINGLE])
     kernel.prepare = lambda *_: "plan" if words else launch.opened(spec.extension("cuda"), FAMILY)
     for policy in ("auto", "require"):
