@@ -41,7 +41,7 @@ from .step_profile import profile_steps
 OURS: dict[str, tuple[str, ...]] = {
     "27M": (
         "e88:conv_h32n32@640x8", "e88:conv_h16n64@640x8", "e88:conv_linear@640x8", "e88:conv_h5v256@736x8",
-        "e88:conv_h5n128v256@640x8", "gdn@640x8", "slstm@800x6", "mlstm@768x11",
+        "e88:conv_h5n128v256@640x8", "gdn@640x8", "slstm@768x6", "mlstm@768x11",
     ),
     "49M": (
         "e1@1280x6", "e42@1664x6", "e88:h32n32@1536x8", "gru@1024x6", "lstm@896x6", "transformer@640x10", "mamba2@640x19",

@@ -48,7 +48,7 @@ def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
     Raises:
         KernelError: with ELMAN_KERNELS=require, it cannot be compiled, or computes something else than plain PyTorch.
     """
-    if os.environ.get("ELMAN_WHOLE") != "on":  # until it has been measured on a GPU
+    if os.environ.get("ELMAN_WHOLE") != "on":  # until it is faster than the recorded steps
         return None
     weight = model.model.embed_tokens.weight
     fits = weight.is_cuda and weight.dtype in DTYPES and model.config.vocab_size <= MOST_CLASSES

@@ -42,6 +42,7 @@ class Node:
         weight: of a product with a constant matrix (N, K): x is args[0], (M, K), and the node (M, N). Where the node is
             (H, 1, N), x (H, 1, K), there are H blocks, and the weight is (H N, K).
         terms: of a sum of vectors, these vectors.
+        moves: whether each element is one of an argument's, as in a concatenation.
         leaf: a constant's tensor, or whatever names an input.
     """
 
@@ -53,6 +54,7 @@ class Node:
     over: int = 1
     weight: Tensor | None = None
     terms: Sequence[Node] = ()
+    moves: bool = False
     leaf: Any = None
     count: int = field(init=False)
 
@@ -215,7 +217,7 @@ def _cat(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
             made = f"({i} < {end + part.shape[dim]} ? {one} : {made})" if made else one
         return made
 
-    return Node(shape, expr, parts)
+    return Node(shape, expr, parts, moves=True)
 
 
 def _stack(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
@@ -267,8 +269,8 @@ def _clamp(shape: Shape, x: Node, low: Any = None, high: Any = None) -> Node:
 
 
 _POINTWISE = {
-    **POINTWISE, "expm1": "expm1f({0})", "log1p": "log1pf({0})", "cos": "cosf({0})", "sin": "sinf({0})", "round": "rintf({0})",
-    "rsub": "{1} - {0}", "lerp": "{0} + {2} * ({1} - {0})",
+    **POINTWISE, "rsqrt": "rsqrtf({0})", "expm1": "expm1f({0})", "log1p": "log1pf({0})", "cos": "cosf({0})",
+    "sin": "sinf({0})", "round": "rintf({0})", "rsub": "{1} - {0}", "lerp": "{0} + {2} * ({1} - {0})",
     "log_sigmoid_forward": POINTWISE["log_sigmoid"], "clamp_min": "fmaxf({0}, {1})", "clamp_max": "fminf({0}, {1})",
     "where": "{0} != 0.f ? {1} : {2}", "eq": "{0} == {1} ? 1.f : 0.f", "ne": "{0} != {1} ? 1.f : 0.f",
     "lt": "{0} < {1} ? 1.f : 0.f", "le": "{0} <= {1} ? 1.f : 0.f", "gt": "{0} > {1} ? 1.f : 0.f",

@@ -21,7 +21,7 @@ from .nodes import Index, Node, UnknownError, flat, unflat
 LARGE = 16384
 MOST_WHOLE = 1 << 17
 State = tuple[int, str]
-_WARPS, _PIECE, _DEPTHS, _SCRATCH = 16, 2048, (4, 3, 2), 4096  # as in whole.cuh
+_WARPS, _PIECE, _DEPTHS, _SCRATCH, _PART, _COPIES = 16, 2048, (4, 3, 2), 4096, 24, 8  # as in whole.cuh
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Source:
     Attributes:
         text: of the header. constants: concatenated in this order. embedding: of the tokens (V, D).
         weights: (N, K) each, in the order in which they are read. states: where each lies among all, in floats.
-        floats: of all states. own: those of every block, outside of shared memory. words: exchanged in a step.
+        floats: of all states. own: those of every block, outside of shared memory. words: of the exchange.
         classes: of the logits. blocks: how many may run at most.
     """
 
@@ -164,12 +164,12 @@ class _Writer:
             self.level[node] = max((self.level[x] for x in node.args), default=0) + self.shared(node)
             wide = node in self.part or node.count >= least
             for x in () if node.view else node.args:  # what is smaller, a wide one reads again and again
-                uses[_root(x)] += 2 if wide and _root(x).count < node.count else 1
+                uses[_root(x)] += 2 if node.moves or (wide and _root(x).count < node.count) else 1
             if self.shared(node) and node.weight is None:
                 self._find_columns(node)
         for node, count in uses.items():
             often = count > 1 and node.count > 1 and node.leaf is None and not node.view and node not in self.part
-            if node.combine or often:
+            if node.combine or (often and not node.moves):
                 self.kept.add(node)
 
     def shared(self, node: Node) -> bool:
@@ -253,10 +253,10 @@ class _Writer:
             if state not in self.columns:
                 raise _AcrossError(state)
             index, over = self.columns[state]
-            place = f"b.states[{flat(index, state.shape)} + {self.offset[state]}]"
-            text, reads = self.body(node, index, f"{place} = {{}};", state)
+            text, reads = self.body(node, index, "return {};", state)
             how = f"b.template update<{self._width(index)}>({state.count // over}, {over}"
-            self.add(f"{how}, [&](int o, int k) {{ {text} }});", reads)
+            place = f"[&](int o, int k) {{ return {flat(index, state.shape)} + {self.offset[state]}; }}"
+            self.add(f"{how}, {place}, [&](int o, int k) {{ {text} }});", reads)
             self.place[node] = f"(b.states + {self.offset[state]})"
             self.done.add(state)
             return
@@ -267,8 +267,8 @@ class _Writer:
             how = f"b.template total<{node.count}, {node.over}, {str(node.combine == 'max').lower()}>"
             text = f"{how}({place}, [&](int o, int k) {{ {text} }});"
         else:
-            text, reads = self.body(node, unflat("i", node.shape), f"{place}[i] = {{}};")
-            text = f"b.template each<{node.count}>([&](int i) {{ {text} }});"
+            text, reads = self.body(node, unflat("i", node.shape), "return {};")
+            text = f"b.template each<{node.count}>({place}, [&](int i) {{ {text} }});"
         self.add(text, reads, node)
         self.place[node] = place
 
@@ -347,7 +347,7 @@ class _Writer:
             raise UnknownError("a large state that is not read column by column")
         if any(w.shape[1] * itemsize % 16 for w in self.weights):
             raise UnknownError("a product whose inner size is not a multiple of 16 bytes")
-        least = floats * 4 + _SCRATCH
+        least = floats * 4 + _SCRATCH + _PART * len(self.jobs)
         inside = least + 8 * self.small + _WARPS * _PIECE * _DEPTHS[-1] <= shared
         least += 8 * self.small * inside
         depth = next((n for n in _DEPTHS if least + _WARPS * _PIECE * n <= shared), None)
@@ -359,7 +359,7 @@ class _Writer:
         cases, parts = _alike([filled(" ".join(line.text for line in self.lines[a:b])) for a, b in ends])
         sizes = {
             "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "depth": depth,
-            "floats": floats, "small": self.small, "inside": int(inside), "logits": filled(logits),
+            "floats": floats, "small": self.small, "words": self.words, "inside": int(inside), "logits": filled(logits),
             "vectors": max(int(job[4]) for job in self.jobs),
         }  # fmt: skip
         tables = {
@@ -384,7 +384,7 @@ class _Writer:
         if len(rows) < 2 or not rows[-2]:
             raise UnknownError("a single product with weights")
         return Source(
-            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, self.words,
+            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, _COPIES * self.words,
             self.logits.count, rows[-2],
         )  # fmt: skip
 

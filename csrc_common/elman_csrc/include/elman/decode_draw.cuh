@@ -1,6 +1,5 @@
-// Draws a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials. One block per row, four threads per class. Nothing is sorted:
-// whether a class is among the k most likely, how much probability lies at or below it and whether it wins are counts and sums over all classes. A thread
-// takes a quarter of the classes, the same quarter for every class, so all threads find the same sum.
+// Draws a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials. One block per row, several threads per class. The place of a
+// class among all is the number of classes before it; the rest is looked up and summed in this order.
 #pragma once
 
 #include <elman/decode_ptx.cuh>
@@ -26,36 +25,50 @@ struct DrawArgs {
 
 struct DrawShared {
   alignas(16) float score[kMostClasses], share[kMostClasses];
-  int wrong;
+  float best[32];
+  int index[32], wrong;
 };
 
-// Calls act(j, value) for one of `parts` shares of all classes, four per load.
-template <int parts, class Act>
-__device__ __forceinline__ void each_class(const float* values, Act&& act) {
+// How many classes come before `mine`, of which a thread has counted those of its part: the more likely ones, and of equal ones the later.
+template <int parts>
+__device__ __forceinline__ int place_of(const float* scores, float score, int mine) {
+  int place = 0;
 #pragma unroll 4
   for (int j = threadIdx.x % parts * 4; j < kMostClasses; j += 4 * parts) {
-    const float4 v = *reinterpret_cast<const float4*>(values + j);
-    act(j, v.x), act(j + 1, v.y), act(j + 2, v.z), act(j + 3, v.w);
+    const float4 v = *reinterpret_cast<const float4*>(scores + j);
+    if (j > mine) {
+      place += (v.x >= score) + (v.y >= score) + (v.z >= score) + (v.w >= score);
+    } else {
+      place += (v.x > score) + (v.y > score) + (v.z > score) + (v.w > score);
+      if (mine - j < 4) place += (mine < j + 1 && v.y == score) + (mine < j + 2 && v.z == score) + (mine < j + 3 && v.w == score);
+    }
   }
-}
-// Sum of the shares. Counts are floats because they are small.
-template <int parts>
-__device__ __forceinline__ float together(float x) {
 #pragma unroll
-  for (int by = 1; by < parts; by *= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
-  return x;
+  for (int by = 1; by < parts; by *= 2) place += __shfl_xor_sync(0xffffffffu, place, by);
+  return place;
 }
-template <int parts>
-__device__ __forceinline__ float largest(float x) {
+// to[i] = x[i] + x[i + 1] + … by one warp.
+__device__ __forceinline__ void sums_to_end(const float* x, float* to) {
+  constexpr int each = kMostClasses / 32;
+  const int lane = threadIdx.x % 32;
+  float own[each], sum = 0.f, behind = 0.f;
 #pragma unroll
-  for (int by = 1; by < parts; by *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, by));
-  return x;
+  for (int i = each - 1; i >= 0; --i) own[i] = sum += x[lane * each + i];
+#pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, sum, by);
+    if ((lane & by) == 0) behind += other;
+    sum += other;
+  }
+#pragma unroll
+  for (int i = 0; i < each; ++i) to[lane * each + i] = own[i] + behind;
 }
 
-// Whether this thread's class, threadIdx.x / parts, is drawn, true for one thread of a block of parts * kMostClasses. With logits that are not finite,
-// `shared.wrong` is set after it and class 0 is drawn.
+// The class that is drawn, for all threads of a block of parts * kMostClasses; the class of a thread is threadIdx.x / parts. With logits that are not
+// finite, `shared.wrong` is set after it and class 0 is drawn.
 template <int parts, class Settings>
-__device__ __forceinline__ bool wins(const Settings& g, DrawShared& shared, float score, float wait, bool had) {
+__device__ __forceinline__ int drawn_class(const Settings& g, DrawShared& shared, float score, float wait, bool had) {
+  constexpr int warps = parts * kMostClasses / 32;
   const int mine = threadIdx.x / parts;
   const bool inside = mine < g.classes, writes = threadIdx.x % parts == 0;
   if (threadIdx.x == 0) shared.wrong = 0;
@@ -66,44 +79,37 @@ __device__ __forceinline__ bool wins(const Settings& g, DrawShared& shared, floa
   if (writes) shared.score[mine] = score;
   __syncthreads();
 
-  float most = -INFINITY, above = 0.f, before = 0.f, behind = 0.f;  // before, behind: equal ones on either side
-  each_class<parts>(shared.score, [&](int j, float v) {
-    most = fmaxf(most, v);
-    above += v > score ? 1.f : 0.f;
-    before += v == score && j < mine ? 1.f : 0.f;
-    behind += v == score && j > mine ? 1.f : 0.f;
-  });
-  most = largest<parts>(most), above = together<parts>(above), before = together<parts>(before), behind = together<parts>(behind);
+  float value = score;
   if (g.temperature > 0.f) {
-    float share = g.top_k > 0 && above >= g.top_k ? 0.f : expf(score - most);
-    if (writes) shared.share[mine] = share;
+    const int place = place_of<parts>(shared.score, score, mine);
+    if (writes) shared.share[place] = score;
     __syncthreads();
-    float all = 0.f, upto = 0.f;
-    each_class<parts>(shared.share, [&](int, float v) { all += v; });
-    all = together<parts>(all);
+    const bool kept = g.top_k <= 0 || g.top_k > kMostClasses || score >= shared.share[g.top_k - 1];
+    float share = kept ? expf(score - shared.share[0]) : 0.f;
     if (g.below >= 0.f) {
-      each_class<parts>(shared.score,
-                        [&](int j, float v) { upto += v < score || (v == score && j <= mine) ? shared.share[j] : 0.f; });
-      if (together<parts>(upto) / all <= g.below && above + behind > 0.f) share = 0.f;  // the most likely always stays
+      if (writes) shared.score[place] = share;
       __syncthreads();
-      if (writes) shared.share[mine] = share;
+      if (threadIdx.x < 32) sums_to_end(shared.score, shared.share);
       __syncthreads();
-      all = 0.f;
-      each_class<parts>(shared.share, [&](int, float v) { all += v; });
-      all = together<parts>(all);
+      if (place > 0 && shared.share[place] / shared.share[0] <= g.below) share = 0.f;  // the most likely always stays
     }
-    share = share / all / wait;
-    __syncthreads();
-    if (writes) shared.share[mine] = share;
-    __syncthreads();
-    above = before = 0.f;
-    each_class<parts>(shared.share, [&](int j, float v) {
-      above += v > share ? 1.f : 0.f;
-      before += v == share && j < mine ? 1.f : 0.f;
-    });
-    above = together<parts>(above), before = together<parts>(before);
+    value = share > 0.f ? share / wait : 0.f;
   }
-  return writes && (shared.wrong ? mine == 0 : inside && above + before == 0.f);
+
+  int best = mine;  // of the largest values the first
+  const auto compare = [&](int by) {
+    const float other = __shfl_xor_sync(0xffffffffu, value, by);
+    const int there = __shfl_xor_sync(0xffffffffu, best, by);
+    if (other > value || (other == value && there < best)) value = other, best = there;
+  };
+#pragma unroll
+  for (int by = parts; by < 32; by *= 2) compare(by);
+  if (threadIdx.x % 32 == 0) shared.best[threadIdx.x / 32] = value, shared.index[threadIdx.x / 32] = best;
+  __syncthreads();
+  value = shared.best[threadIdx.x % warps], best = shared.index[threadIdx.x % warps];
+#pragma unroll
+  for (int by = 1; by < warps; by *= 2) compare(by);
+  return shared.wrong ? 0 : best;
 }
 
 template <class Elem>
@@ -116,7 +122,7 @@ __device__ __forceinline__ void draw_block(const DrawArgs<Elem>& g, DrawShared& 
   const float score = inside ? load_fresh(g.logits + row * g.step + mine) : -INFINITY;
   const float wait = inside && g.temperature > 0.f ? load_fresh(g.waits + at) : 1.f;
   const bool had = g.penalty != 1.f && inside && load_fresh(g.seen + at);
-  if (!wins<kParts>(g, shared, score, wait, had)) return;
+  if (drawn_class<kParts>(g, shared, score, wait, had) != mine || threadIdx.x % kParts != 0) return;
   g.drawn[row] = mine;
   g.shown[row] = shared.wrong ? -1 : mine;
   if (g.penalty != 1.f) g.seen[at] = 1;
