@@ -10,7 +10,8 @@ PLUGINS = $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
 .venv: requirements-dev.txt constraints.txt $(wildcard plugins/*/pyproject.toml)
 	python3 -m venv .venv
-	.venv/bin/pip install -r requirements-dev.txt $(patsubst %,-e %,$(PLUGINS))
+	.venv/bin/pip install -c constraints.txt hatchling editables
+	.venv/bin/pip install --no-build-isolation -r requirements-dev.txt $(patsubst %,-e %,$(PLUGINS))
 	touch .venv
 
 demo: .venv  ## train a small model on this machine, save it, reload it, write text
