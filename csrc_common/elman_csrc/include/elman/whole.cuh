@@ -118,12 +118,10 @@ class Block {
       int job = 0;
       for (int half = 0; half < 2 * P::phases; ++half) {
         P::part(*this, token, P::numbers(half));
+        const int* const phase = P::phase(half / 2);
         if (half % 2 == 0) {
           __syncwarp();
           for (; owed_ > 0; --owed_) fetch();
-        }
-        const int* const phase = P::phase(half / 2);
-        if (half % 2 == 0) {
           for (; job < phase[0]; ++job) product(P::job(job), parts_[job]);
         } else if (phase[2] > 0) {
           gather(phase[1], phase[2], memory + phase[3]);
