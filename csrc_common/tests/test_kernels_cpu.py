@@ -105,6 +105,15 @@ def test_auto_takes_the_kernel_where_it_pays_whatever_the_batch(undecided, monke
     assert list(undecided.values()) == [True, False]
 
 
+def test_lengths_that_share_their_highest_power_of_two_get_the_same_back_end():
+    x = torch.zeros(1)
+    for low in (8, 16, 32, 64):
+        for elements in (1, 4096, 5000, 8192, 12_000, 1 << 14):
+            assert len({dispatch.pays(x, steps, elements) for steps in range(low, 2 * low)}) == 1
+    assert not dispatch.pays(x, 15, 1 << 30)
+    assert dispatch.pays(x, 16, 1 << 14)
+
+
 def test_vector_states_take_it_in_training_and_a_text_alone_never_waits_for_a_compiler(undecided):
     need_host_compiler()
     given = torch.randn(512, 9, 128), torch.eye(128) / 2, torch.zeros(9, 128)

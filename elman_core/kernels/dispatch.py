@@ -112,17 +112,19 @@ def launches(x: Tensor) -> bool:
 
 FEW = 7
 """Rows of the batch of the problem that verifies a kernel of a CPU whose module takes any number."""
-SHORTEST = 64
+SHORTEST = 16
 """Steps from which a kernel of a CPU may run in "auto"."""
 
 
 def pays(like: Tensor, steps: int, elements: int) -> bool:
     """Whether a kernel of a CPU runs a recurrence in "auto": of so many steps and elements of the state of a row of the batch.
 
-    Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too.
+    Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too. Steps count as
+    their highest power of two: texts that share it may be padded to the longest without another back end.
     """
-    enough = like.is_cpu and (steps := max(steps, _as_if)) >= SHORTEST and steps * elements >= 1 << 18
-    return enough and like.dtype in CPU_DTYPES and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or not like.is_cpu or (steps := max(steps, _as_if)) < SHORTEST:
+        return False
+    return like.dtype in CPU_DTYPES and elements << steps.bit_length() - 1 >= 1 << 18
 
 
 def trains(like: Tensor, steps: int, width: int) -> bool:

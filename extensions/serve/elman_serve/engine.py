@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from elman_core.extension import (
-    SHORTEST,
     ConfigError,
     DivergedError,
     Sampling,
@@ -33,7 +32,7 @@ from elman_core.extension import (
 from .language import Language
 from .metrics import Metrics
 from .request import BusyError, LateError, Request, Score, Text
-from .states import Prefixes, Rows, States, read
+from .states import Prefixes, Rows, States, kind, read
 
 PIECES = 4
 """Of prompts, so many pieces' tokens are read at a time, while streams wait. More cost as much each, for memory that is new."""
@@ -212,9 +211,8 @@ class Engine(threading.Thread):
         return [(reading.request, reading.states, reading.logits) for reading in done]  # type: ignore[misc]
 
     def _kind(self, reading: _Reading) -> tuple[bool, int]:
-        """What prompts that are read together share: whether they begin, and how many steps a kernel of a CPU gets, if any."""
-        length = self._end(reading) - reading.position
-        return bool(reading.states), length if length >= SHORTEST else 0
+        """What prompts that are read together share: whether they begin, and the `kind` of their pieces."""
+        return bool(reading.states), kind(self.model, self._end(reading) - reading.position)
 
     def _end(self, reading: _Reading) -> int:
         """Where the next piece ends: those of `elman generate`, after each of which a state is kept."""

@@ -120,6 +120,12 @@ class Rows(Generic[Owner]):
         return logits_PV
 
 
+def kind(model: Any, length: int) -> int:
+    """The same for lengths of pieces that may be padded to the longest: kernels of a CPU run for all of them, or for none."""
+    least = least_rows(model)
+    return max(-(-length // least) * least, SHORTEST - 1).bit_length()
+
+
 def read(
     model: Any, pieces: Sequence[Sequence[int]], states: list[States], every: bool = False
 ) -> tuple[list[States], list[Tensor]]:
@@ -156,17 +162,15 @@ def read(
 def independent(model: Any, slots: int) -> tuple[bool, bool]:
     """Whether a row gets the same bits in the smallest and in the largest batch: of a step, and of texts that are read.
 
-    A step, and two readings of texts of several lengths, show it.
+    A step, and two pieces of texts of several lengths, show it.
     """
     text = [token % model.config.vocab_size for token in range(2 * 256)]
-    short = [text[7 * row :][:length] for row, length in enumerate((37, 1, 5, SHORTEST - 1))]
-    long = [text[row:][: 2 * SHORTEST] for row in range(2)]
+    texts = [text[7 * row :][:length] for row, length in enumerate((23, 1, 5, 15, 16, 63, 40, 100, 64))]
 
     def after(texts: list[list[int]]) -> list[list[Tensor]]:
-        """What is computed of each."""
-        states: list[States] = [[] for _ in texts]
-        for start in range(0, max(map(len, texts)), SHORTEST):
-            states, logits = read(model, [each[start : start + SHORTEST] for each in texts], states)
+        """What is computed of each, read twice."""
+        states, _ = read(model, texts, [[] for _ in texts])
+        states, logits = read(model, texts, states)
         return [[own, *(t for s in each for t in s.values())] for own, each in zip(logits, states, strict=True)]
 
     def logits(chosen: range) -> Tensor:
@@ -174,14 +178,20 @@ def independent(model: Any, slots: int) -> tuple[bool, bool]:
         batch.join([(row, begun[row % len(begun)]) for row in chosen])
         return batch.step([text[row % 256] for row in chosen])
 
-    begun = [read(model, [each], [[]])[0][0] for each in short]
+    begun = [read(model, [each], [[]])[0][0] for each in texts[:4]]
     unit = Rows[int](model, slots).unit
     count = -(-slots // unit) * unit
     whole_PV, ends = logits(range(count)), (range(unit), range(count - unit, count))
     steps = all(torch.equal(logits(end), whole_PV[end.start : end.stop]) for end in ends)
-    alone = [after([each])[0] for each in short + long]
-    same = (map(torch.equal, *pair) for pair in zip(after(short) + after(long), alone, strict=True))
-    return steps, all(map(all, same))
+    kinds: dict[int, list[list[int]]] = {}
+    for each in texts:
+        kinds.setdefault(kind(model, len(each)), []).append(each)
+    same = (
+        all(map(torch.equal, one, after([each])[0]))
+        for group in kinds.values()
+        for each, one in zip(group, after(group), strict=True)
+    )
+    return steps, all(same)
 
 
 class Prefixes:
