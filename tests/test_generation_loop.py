@@ -5,7 +5,7 @@ import torch
 import toy_mixers
 from transformers import GenerationConfig
 
-from elman_core.generation import Sampling, generate_bytes
+from elman_core.generation import Sampling, generate_bytes, sample
 from elman_core.generation.prefill import least_rows, prefill
 from elman_core.model import LadderCache, LadderLM
 from elman_core.registry import ConfigError, DivergedError, list_variants
@@ -140,11 +140,23 @@ def test_every_byte_is_text():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"repetition_penalty": 0.0}],
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"repetition_penalty": 1e-40},
+    ],
 )
 def test_sampling_out_of_range_is_refused(settings):
     with pytest.raises(ConfigError, match="must be"):
         Sampling(**settings)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-7, 1e-6])
+def test_a_temperature_near_zero_takes_the_most_likely_byte(temperature):
+    logits_BV = 10 * torch.randn(64, 256)
+    assert torch.equal(sample(logits_BV, Sampling(temperature)), logits_BV.argmax(-1))
 
 
 def test_weights_that_have_diverged_are_said():

@@ -21,7 +21,7 @@ class Sampling:
     """Settings of the draw of the next byte. The defaults draw from the model's own distribution.
 
     Args:
-        temperature: divides the logits; 0 takes the most likely byte.
+        temperature: divides the logits; 0 takes the most likely byte, and so does less than 1e-6, which would overflow.
         top_k: draw among the k most likely; 0 for all.
         top_p: draw among the fewest whose probabilities sum to this; 1 for all.
         repetition_penalty: divides positive and multiplies negative logits of bytes that have occurred; 1 for none.
@@ -36,17 +36,16 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        wrong = None
         if not 0 <= self.temperature < float("inf"):
-            wrong = f"the temperature must be 0 or more, not {self.temperature}"
-        elif self.top_k < 0:
-            wrong = f"top-k must be 0 (all) or more, not {self.top_k}"
-        elif not 0 < self.top_p <= 1:
-            wrong = f"top-p must be above 0 and at most 1, not {self.top_p}"
-        elif not 0 < self.repetition_penalty < float("inf"):
-            wrong = f"the repetition penalty must be above 0, not {self.repetition_penalty}"
-        if wrong:
-            raise ConfigError(wrong)
+            raise ConfigError(f"the temperature must be 0 or more, not {self.temperature}")
+        if self.top_k < 0:
+            raise ConfigError(f"top-k must be 0 (all) or more, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top-p must be above 0 and at most 1, not {self.top_p}")
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
+            raise ConfigError(f"the repetition penalty must be from 1e-06 to 1e+06, not {self.repetition_penalty}")
+        if self.temperature < 1e-6:
+            object.__setattr__(self, "temperature", 0.0)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -122,9 +122,8 @@ def pays(like: Tensor, steps: int, elements: int) -> bool:
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too. Steps count as
     their highest power of two: texts that share it may be padded to the longest without another back end.
     """
-    if torch.compiler.is_compiling() or not like.is_cpu or (steps := max(steps, _as_if)) < SHORTEST:
-        return False
-    return like.dtype in CPU_DTYPES and elements << steps.bit_length() - 1 >= 1 << 18
+    able = not torch.compiler.is_compiling() and like.is_cpu and like.dtype in CPU_DTYPES
+    return able and (steps := max(steps, _as_if)) >= SHORTEST and elements << steps.bit_length() - 1 >= 1 << 18
 
 
 def trains(like: Tensor, steps: int, width: int) -> bool:

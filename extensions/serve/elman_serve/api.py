@@ -98,11 +98,14 @@ class Api:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
-            *(Route(path, self.texts, methods=["POST"]) for path in bodies),
+            *(Route(path, self.texts, methods=["POST"]) for path in ("/v1/completions", "/v1/chat/completions")),
         ]
         handlers: Any = {
             ApiError: lambda _, error: error.response(),
-            HTTPException: lambda _, error: ApiError(error.status_code, f"{error.detail}").response(error.headers),
+            HTTPException: lambda request, error: ApiError(
+                error.status_code,
+                f"{error.detail}: {request.method} {request.url.path}; /openapi.json lists the routes",
+            ).response(error.headers),
             ClientDisconnect: lambda *_: Response(status_code=499),
             Exception: lambda *_: ApiError(500, "the server failed; its log says more").response(),
         }
@@ -143,6 +146,10 @@ class Api:
     async def texts(self, request: HttpRequest) -> Response:
         """Both routes that write texts."""
         path = request.url.path
+        if path not in self._validators:
+            raise ApiError(
+                404, "the tokenizer of this model has no chat template: use /v1/completions", "no_chat_template"
+            )
         raw = await self._body(request)
         body, prompts = await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, raw, path)
         answer = (Chat if "messages" in body else Completion)(self.name, body)
@@ -222,6 +229,8 @@ class Api:
             most = self.limits.vocab - 1
             said = f"the prompt must be Unicode text, or tokens as numbers from 0 to {most}, or a list of either"
             raise ApiError(400, said, "invalid_value", param) from error
+        if len(prompts) > (most := min(self.limits.texts, self.engine.most_waiting)):
+            raise ApiError(400, f"a request has at most {most} prompts, not {len(prompts):,}", "invalid_value", param)
         if (longest := max(map(len, prompts))) > self.limits.prompt:
             raise ApiError(
                 400,

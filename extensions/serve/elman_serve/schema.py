@@ -40,7 +40,7 @@ def _common(limits: Limits) -> dict[str, Any]:
         "temperature": _optional("number", minimum=0, maximum=100, default=1),
         "top_p": _optional("number", exclusiveMinimum=0, maximum=1, default=1),
         "top_k": _optional("integer", minimum=0, maximum=limits.vocab, default=0),
-        "repetition_penalty": _optional("number", exclusiveMinimum=0, maximum=100, default=1),
+        "repetition_penalty": _optional("number", minimum=1e-6, maximum=100, default=1),
         "seed": _optional("integer", minimum=-(2**63), maximum=2**64 - 1, description="As of `elman generate --seed`."),
         "stop": {
             "anyOf": [

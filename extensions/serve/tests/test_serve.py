@@ -318,6 +318,8 @@ WRONG = [
     ({**OK, "prompt": [[False]]}, 400, "invalid_value", "prompt"),
     ({**OK, "prompt": [97.5]}, 400, "invalid_value", "prompt"),
     ({**OK, "prompt": []}, 400, "invalid_value", "prompt"),
+    ({**OK, "prompt": ["a"] * 65}, 400, "invalid_value", "prompt"),
+    ({**OK, "repetition_penalty": 1e-300}, 400, "invalid_value", "repetition_penalty"),
     ({**OK, "prompt": "a" * 4097}, 400, "context_length_exceeded", "prompt"),
 ]
 
@@ -349,6 +351,13 @@ def test_wrong_keys_paths_and_clients_errors(served):
         served.client.chat.completions.create(model="tiny", messages=[{"role": "assistant", "content": "x"}])
     with pytest.raises(openai.NotFoundError, match="only 'tiny'"):
         served.client.completions.create(model="big", prompt="a")
+    with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings; /openapi"):
+        served.client.embeddings.create(model="tiny", input="a")
+
+
+def test_a_model_without_a_chat_template_says_so():
+    with Served(language=Language(BYTES)) as served, pytest.raises(openai.NotFoundError, match="no chat template: use"):
+        served.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
 
 
 def raw(served, *parts, wait=10.0):
@@ -489,6 +498,7 @@ def test_a_full_queue_and_a_late_text_are_refused():
         until(lambda: len(served.engine._queue) == 2)
         with pytest.raises(openai.RateLimitError, match="2 prompts are waiting"):
             served.client.completions.create(model="tiny", prompt="a")
+        assert "at most 2 prompts" in served.post(prompt=["a"] * 3).json()["error"]["message"], "they would never fit"
         time.sleep(0.5)
         served.engine.start()
         for thread in waiting:
