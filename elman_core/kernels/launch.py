@@ -72,9 +72,10 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
     """
     what = build.emulated(what) if on_cpu and what.is_cuda else what
     _native()  # first: without it, compiling the kernel would be in vain
+    there = build.find(what, arch := build.local_arch(what))
     if what.is_cuda:
-        check_driver(what)
-    module = open_module(build.build(what, build.local_arch(what)), family)
+        check_driver(what.name, there)
+    module = open_module(there or build.build(what, arch), family)
     for i, (name, declared) in enumerate(what.declared):
         if (there := type(declared)(module.ask("declares", i))) != declared:
             header = what.header.name if what.header is not None else "the header"
@@ -91,18 +92,18 @@ def driver_version() -> int:
     return found.value
 
 
-def check_driver(what: Extension, error: Exception | None = None) -> None:
-    """Raise `KernelUnavailableError` if the nvcc of a module is of a later CUDA than the driver, or if `error`, of its launch,
-    says that the driver refuses it."""
+def check_driver(name: str, there: Path | None, error: Exception | None = None) -> None:
+    """Raise `KernelUnavailableError` if the nvcc of a module (`there`, or None before it is built) is of a later CUDA than the
+    driver, or if `error`, of its launch, says that the driver refuses it."""
     if error is not None and not any(words in str(error) for words in _REFUSALS):
         return
-    there, driver = build.find(what, build.local_arch(what)), driver_version()
+    driver = driver_version()
     said = read_json(there.with_suffix(".json"))["compiler_version"] if there else build.version(toolchain.find_nvcc())
     toolkit = re.search(r"release (\d+)[.\d]+", said)
     if error is not None or (toolkit is not None and int(toolkit[1]) > driver // 1000):
         here = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
         raise KernelUnavailableError(
-            f"kernel {what.name}: nvcc is of {toolkit[0] if toolkit else said}, the driver runs {here} ({error or 'older'}): "
+            f"kernel {name}: nvcc is of {toolkit[0] if toolkit else said}, the driver runs {here} ({error or 'older'}): "
             f"update the driver, or set CUDA_HOME to a toolkit of {here} or older, and ELMAN_CACHE to a new folder"
         )
 

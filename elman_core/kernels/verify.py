@@ -193,7 +193,8 @@ def verify(
                 if isinstance(error, KernelTimeoutError) or ran_out(error):  # says nothing about the kernel
                     raise
                 if target == "cuda":
-                    launch.check_driver(spec.extension("cuda"), error)
+                    made = spec.extension("cuda")
+                    launch.check_driver(made.name, build.find(made, build.local_arch(made)), error)
                 report.faults.append(f"{case}: {one_line(error)}")
             report.cases = number - len(report.left_out)
             if target == "cuda" and torch.cuda.memory_reserved() > 4 << 30:  # others may verify on the same GPU
