@@ -1,5 +1,7 @@
 """Every kind of state in every mode of transformers' generate() that users know."""
 
+import contextlib
+import itertools
 import threading
 
 import hf_helpers
@@ -49,20 +51,16 @@ def test_left_padding_and_holes_in_a_mask_are_exact(variant):
 
 
 @every_kind
-def test_a_text_is_continued_from_its_cache_in_three_ways(variant):
+def test_a_text_is_continued_from_its_cache_in_every_way(variant):
     model = tiny(variant)
     whole = model.generate(PROMPT, max_new_tokens=10, do_sample=False)
-    for style in ("whole text", "new tokens and a mask", "new tokens alone"):
-        first = model.generate(PROMPT, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
-        cache, text = first.past_key_values, first.sequences
-        settings = {"past_key_values": cache, "max_new_tokens": 6, "do_sample": False}
-        if style == "whole text":
-            second = model.generate(text, **settings)
-        else:
-            if style == "new tokens and a mask":
-                settings["attention_mask"] = torch.ones_like(text)
-            second = model.generate(text[:, -1:], **settings)
-        assert torch.equal(second[:, -6:], whole[:, -6:]), style
+    text, masks = whole[:, :13], torch.ones(2, 13)
+    masks[0, :3] = 0  # of what the state has read already
+    ways = ((0, None), (8, None), (0, masks), (8, masks), (8, masks[:, 8:]))  # the first token given, and the mask
+    for (begin, mask), chunk in itertools.product(ways, (None, 2)):
+        given = {"past_key_values": model(text[:, :8], use_cache=True)[CACHE], "attention_mask": mask}
+        given |= {"max_new_tokens": 6, "do_sample": False, "prefill_chunk_size": chunk}
+        assert torch.equal(model.generate(text[:, begin:], **given)[:, -6:], whole[:, -6:]), (begin, mask, chunk)
 
 
 @every_kind
@@ -113,6 +111,8 @@ def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the
     assert torch.equal(model.generate(PROMPT, past_key_values=DynamicCache(), **GREEDY), whole)
     embedded = model.get_input_embeddings()(PROMPT)
     assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), whole[:, 9:])
+    with pytest.raises(ConfigError, match="leave it out with inputs_embeds"):
+        model.generate(inputs_embeds=embedded, prefill_chunk_size=4, **GREEDY)
 
 
 @every_kind
@@ -134,6 +134,12 @@ def test_prompt_lookup_and_assisted_decoding_change_no_token_and_leave_the_right
         for have, want in zip(cache.states, expected.states, strict=True):
             for name in want:
                 torch.testing.assert_close(have[name], want[name], rtol=1e-9, atol=1e-9)
+        for begin, mask in ((40, None), (40, torch.ones(1, 4)), (40, torch.arange(44)[None] > 2), (0, None)):
+            given = {"past_key_values": model(plain[:, :40], use_cache=True).past_key_values, "attention_mask": mask}
+            refused = pytest.raises(ConfigError, match="leave out the 40") if begin == 0 else contextlib.nullcontext()
+            with refused:
+                more = model.generate(plain[:, begin:44], max_new_tokens=8, do_sample=False, **given, **way)
+                assert torch.equal(more[:, -8:], plain[:, -8:]), (way, mask)
 
 
 def test_drafts_change_no_token_in_training_mode():

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from elman_core import LadderLM
 from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8
@@ -185,6 +187,39 @@ def test_a_text_of_a_program_is_that_of_plain_pytorch(variant, module, monkeypat
     assert texts[:3] == texts[3:]
     assert not caplog.messages
     assert len(made) == 2 + 3, "the step once for all, and each draw"
+
+
+class Switched(nn.Module):
+    """A part of a model that can be told to count twice, as adapters are told to count or not."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.settings = part, {"default": [1]}
+
+    def forward(self, x):
+        return self.part(x) * self.settings["default"][0]
+
+
+def test_the_program_of_a_model_follows_every_change_of_it(module, monkeypatch):
+    torch.manual_seed(0)
+    model = LadderLM("e42", dim=64, depth=1).eval()
+    mixer: Any = model.model.layers[0].mixer
+    mixer.out_proj = part = Switched(mixer.out_proj)
+    changes = (
+        lambda: None,
+        lambda: [p.data.add_(torch.randn_like(p), alpha=0.2) for p in model.parameters()],
+        lambda: part.settings.update(default=[9]),
+        lambda: setattr(part, "part", nn.Sequential(part.part, nn.Tanh())),
+    )
+    seen = []
+    for change in changes:
+        with torch.inference_mode():
+            change()
+        for recorder in (None, CpuRecorder(module)):
+            monkeypatch.setattr(decoder, "recorder_for", lambda *_, recorder=recorder: recorder)
+            seen.append(list(generate_bytes(model, b"def ", max_new_bytes=24, how=Sampling(0.8), seed=1)))
+    assert seen[::2] == seen[1::2]
+    assert len({*map(str, seen)}) == len(changes)
 
 
 def test_a_program_serves_any_number_of_rows_with_the_same_bits_or_is_refused(module):

@@ -5,7 +5,9 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
+import json
 import logging
+import zlib
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +34,7 @@ class BatchedStep:
     """
 
     def __init__(self, model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> None:
-        key = [(x.data_ptr(), -1 if x.is_inference() else x._version) for x in (*model.parameters(), *model.buffers())]
+        key = _fingerprint(model)
         with torch.inference_mode(), scaled_once(model):
             if model not in _known or _known[model][0] != key:
                 (two, names), (three, _) = (_recorded(model, recorder, rows) for rows in (2, 3))
@@ -55,6 +57,19 @@ def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> 
     except RuntimeError as error:
         log.warning("elman: a step of decoding cannot be recorded and runs eager: %s", str(error).splitlines()[0])
         return None
+
+
+def _fingerprint(model: LadderForCausalLM) -> Any:
+    """The bits of all weights, as a write to `.data` leaves no other trace, and what modules say of themselves, such as which
+    adapters are on."""
+    weights = [
+        (x.data_ptr(), x.dtype, zlib.crc32(x.detach().reshape(-1).view(torch.uint8).numpy().data))
+        for x in (*model.parameters(), *model.buffers())
+    ]
+    said = [
+        {name: x for name, x in vars(m).items() if name != "_held"} for m in model.modules()
+    ]  # of a `ComputedWeight`
+    return weights, json.dumps(said, default=lambda x: str(type(x)), skipkeys=True)
 
 
 def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tuple[Recorded, list[list[str]]]:

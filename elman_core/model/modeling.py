@@ -170,6 +170,22 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             updated["attention_mask"] = (~ended).long()[:, None]  # only that of the next token is looked at
         return updated
 
+    def _prefill(self, input_ids: Any, generation_config: Any, model_kwargs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', but prompts in chunks, too, begin behind what a given state has read."""
+        read = _read(input_ids, model_kwargs)
+        if generation_config.prefill_chunk_size is not None:
+            if not input_ids.shape[1]:
+                raise ConfigError("prefill_chunk_size divides tokens: leave it out with inputs_embeds")
+            input_ids = input_ids[:, read:]
+            model_kwargs["attention_mask"] = model_kwargs["attention_mask"][:, -input_ids.shape[1] :]
+        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+
+    def _assisted_decoding(self, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if read := _read(input_ids, kwargs):
+            raise ConfigError(f"drafts continue a state from new tokens alone: leave out the {read} that it has read")
+        kwargs["attention_mask"] = kwargs["attention_mask"][:, -input_ids.shape[1] :]
+        return super()._assisted_decoding(input_ids, *args, **kwargs)  # type: ignore[misc]
+
     def _get_candidate_generator(self, **kwargs: Any) -> Any:  # type: ignore[override]
         generator = super()._get_candidate_generator(**kwargs)  # type: ignore[misc]
         _expect_draft(kwargs["model_kwargs"][CACHE], int(getattr(generator, "num_assistant_tokens", 0)))
@@ -222,6 +238,15 @@ class _Ends(StoppingCriteriaList):
         met_B = super().__call__(*args, **kwargs)
         self.cache.ended = met_B if self.cache.ended is None else self.cache.ended | met_B
         return met_B
+
+
+def _read(input_ids: Tensor, kwargs: dict[str, Any]) -> int:
+    """How many of these tokens the state has read. Under a mask of their own, fewer than it has read can only be new ones."""
+    cache, mask, length = kwargs.get(CACHE), kwargs["attention_mask"], input_ids.shape[1]
+    seen = 0 if cache is None or mask.shape[1] != length else int(cache.get_seq_length())
+    if seen >= length > 0:
+        kwargs["attention_mask"], seen = nn.functional.pad(mask, (seen, 0), value=1), 0
+    return seen
 
 
 def _expect_draft(cache: Any, tokens: int) -> None:
