@@ -72,10 +72,10 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
     """
     what = build.emulated(what) if on_cpu and what.is_cuda else what
     _native()  # first: without it, compiling the kernel would be in vain
-    there = build.find(what, arch := build.local_arch(what))
+    found = build.find(what, arch := build.local_arch(what))
     if what.is_cuda:
-        check_driver(what.name, there)
-    module = open_module(there or build.build(what, arch), family)
+        check_driver(what.name, found)
+    module = open_module(found or build.build(what, arch), family)
     for i, (name, declared) in enumerate(what.declared):
         if (there := type(declared)(module.ask("declares", i))) != declared:
             header = what.header.name if what.header is not None else "the header"
