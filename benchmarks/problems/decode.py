@@ -46,9 +46,9 @@ HOW = Sampling(temperature=0.8, top_k=40, top_p=0.9)
 
 
 def build(name: str, setting: Setting) -> LadderForCausalLM:
-    """A random model as it is loaded from a checkpoint: some parameters stay float32."""
+    """A random model as it is loaded from a checkpoint: some parameters stay float32. No byte ends its texts."""
     variant, width, depth = parse_size(name)
-    config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth)
+    config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth, eos_token_id=None)
     folder = setting.folder / name.replace(":", "_")
     with no_progress_bars():
         if not folder.exists():
