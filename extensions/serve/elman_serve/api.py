@@ -59,6 +59,18 @@ def refusal(error: Exception) -> ApiError:
     return ApiError(500, f"the model failed: {error}", "model_failed")
 
 
+async def _told(request: HttpRequest, error: Exception) -> Response:
+    """The answer to an error that ends a request. Starlette runs what is not async in a thread, which outlives ^C."""
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, HTTPException):
+        said = f"{error.detail}: {request.method} {request.url.path}; /openapi.json lists the routes"
+        return ApiError(error.status_code, said).response(error.headers)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)
+    return ApiError(500, "the server failed; its log says more").response()
+
+
 class Api:
     """The ASGI application of one engine.
 
@@ -100,15 +112,7 @@ class Api:
             Route("/openapi.json", self.openapi),
             *(Route(path, self.texts, methods=["POST"]) for path in ("/v1/completions", "/v1/chat/completions")),
         ]
-        handlers: Any = {
-            ApiError: lambda _, error: error.response(),
-            HTTPException: lambda request, error: ApiError(
-                error.status_code,
-                f"{error.detail}: {request.method} {request.url.path}; /openapi.json lists the routes",
-            ).response(error.headers),
-            ClientDisconnect: lambda *_: Response(status_code=499),
-            Exception: lambda *_: ApiError(500, "the server failed; its log says more").response(),
-        }
+        handlers: Any = dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _told)
         self._app = Starlette(routes=routes, exception_handlers=handlers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -34,6 +34,7 @@ from elman_core.testing.kernel import need_host_compiler
 openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 
 from elman_serve.api import Api  # noqa: E402
+from elman_serve.cli.serve import _listen  # noqa: E402
 from elman_serve.engine import Engine  # noqa: E402
 from elman_serve.language import Language  # noqa: E402
 from elman_serve.request import Request, Text  # noqa: E402
@@ -353,6 +354,7 @@ def test_wrong_keys_paths_and_clients_errors(served):
         served.client.completions.create(model="big", prompt="a")
     with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings; /openapi"):
         served.client.embeddings.create(model="tiny", input="a")
+    assert not [thread for thread in threading.enumerate() if "AnyIO" in thread.name], "they would outlive ^C"
 
 
 def test_a_model_without_a_chat_template_says_so():
@@ -576,6 +578,13 @@ def test_the_lines_of_python_of_the_page_run(served, capsys):
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
     exec(code.replace("http://127.0.0.1:8000", served.url).replace('"none"', repr(KEY)), {})
     assert len(capsys.readouterr().out) > 60
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @contextlib.contextmanager

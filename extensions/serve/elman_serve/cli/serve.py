@@ -110,7 +110,8 @@ def _key(path: Path) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that drops a client which has taken nothing for a minute; there is room for as many as the system allows."""
+    """A socket that sends at once, and drops a client which has taken nothing for a minute; there is room for as many as the
+    system allows."""
     try:
         made = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
@@ -119,6 +120,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}"
         ) from error
+    made.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # asyncio sets it only on sockets that name their protocol
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
     if os.name == "posix":
