@@ -12,7 +12,8 @@ int main() {
     call.steps = T, call.batch = B, call.width = heads * d, call.columns = d;
     call.w = address(filled<Elem>(static_cast<std::size_t>(heads) * k * d * d, 0.1f, 1)),
     call.b = address(filled<float>(heads * k * d, 1.f, 2));
-    call.h0 = address(filled<float>(states * plane, 1.f, 3)), call.g_last = address(filled<float>(states * plane, 1.f, 4));
+    call.h0 = address(filled<float>(states * plane, 1.f, 3, 1.f)),  // a normaliser is positive
+        call.g_last = address(filled<float>(states * plane, 1.f, 4));
     call.history = address(outputs.make<Elem>("history", all + plane)), call.y = address(outputs.make<Elem>("y", all));
     call.kept = address(outputs.make<Elem>("what the cell keeps", all * Cell::kept));
     call.last = address(outputs.make<float>("last", states * plane)),

@@ -33,11 +33,11 @@ std::vector<T> on_host(const T* p, std::size_t count) {
 }
 
 template <class T>
-T* filled(std::size_t count, float scale, unsigned seed) {  // within scale / 2 of 0; seed 0: NaN
+T* filled(std::size_t count, float scale, unsigned seed, float middle = 0.f) {  // within scale / 2 of it; seed 0: NaN
   std::vector<T> values(count);
   for (auto& v : values) {
     seed = seed ? seed * 1664525u + 1013904223u : 0;
-    v = static_cast<T>(seed ? ((seed >> 8) / 16777216.f - 0.5f) * scale : __builtin_nanf(""));
+    v = static_cast<T>(seed ? ((seed >> 8) / 16777216.f - 0.5f) * scale + middle : __builtin_nanf(""));
   }
   return on_device(values);
 }

@@ -113,8 +113,7 @@ def test_a_grid_that_cannot_be_resident_is_refused_before_launch(kernel, monkeyp
     u, w, h0 = problem(128)
     too_many = replace(grid_plan(), rows=8, groups=16)
     module = launch.opened(dense_run.extension(kernel.cell, too_many, u.dtype, D), FAMILY)
-    plan = {"rows": 8, "groups": 16, "delay": 0, "timeout_ns": dense_run.TIMEOUT_NS}
-    monkeypatch.setattr(dense_run, "ready", lambda *_: (module, False, plan))
+    monkeypatch.setattr(dense_run, "ready", lambda *_: (module, too_many))
     with pytest.raises(KernelError, match="needs 16 groups of 24 blocks on the GPU together, and this GPU holds"):
         kernel(u, w, h0, backend="cuda")
     torch.cuda.synchronize()

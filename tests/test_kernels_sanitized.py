@@ -68,6 +68,7 @@ PROGRAMS = [
     *(decode(dtype, kernel.cell) for kernel in (e1, e42) for dtype in (bf16, f16)),
 ]
 EMULATED = [
+    gates(rnn.slstm_gates.cell, 8, bf16, 128, heads=2),
     matrix(32, 24, bf16, FUSED, write=True),
     matrix(4, 72, bf16, FUSED),
     matrix(64, 40, bf16),
