@@ -21,7 +21,8 @@ from .nodes import Index, Node, UnknownError, flat, unflat
 LARGE = 16384
 MOST_WHOLE = 1 << 17
 State = tuple[int, str]
-_WARPS, _PIECE, _DEPTHS, _SCRATCH, _PART, _COPIES = 16, 2048, (4, 3, 2), 4096, 24, 8  # as in whole.cuh
+_WARPS, _PIECE, _DEPTHS, _SCRATCH, _PART = 16, 2048, (4, 3, 2), 4096, 24  # at least those of whole.cuh
+_COPIES = 8  # of each word of the exchange, so that not all blocks ask for the same few lines
 
 
 @dataclass(frozen=True)
@@ -360,7 +361,7 @@ class _Writer:
         sizes = {
             "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "depth": depth,
             "floats": floats, "small": self.small, "words": self.words, "inside": int(inside), "logits": filled(logits),
-            "vectors": max(int(job[4]) for job in self.jobs),
+            "vectors": max(int(job[4]) for job in self.jobs), "copies": _COPIES, "shared": shared,
         }  # fmt: skip
         tables = {
             "kJob": [[int(filled(x)) for x in job] for job in self.jobs],

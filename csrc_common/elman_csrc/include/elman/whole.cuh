@@ -14,7 +14,6 @@
 #include <cuda_pipeline.h>
 
 #include <elman/decode_draw.cuh>
-#include <elman/dense_exchange.cuh>
 #include <elman/packed.cuh>
 #include <elman/whole_ptx.cuh>
 
@@ -24,7 +23,6 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kPiece = 2048;  // bytes of weights that a warp copies at once
 constexpr int kColumns = 8;  // columns of a state that a warp takes at once: 32 bytes
 constexpr int kTogether = 8;  // results of a thread that it computes before it stores the first
-constexpr int kCopies = 8;  // of each word, so that not all blocks ask for the same few lines
 constexpr int kDrawParts = kThreads / decode::kMostClasses;
 
 struct Job {  // a product: weight [rows, bytes / sizeof(Elem)]
@@ -76,6 +74,7 @@ struct Layout {  // of dynamic shared memory, in bytes
   static constexpr int parts = sizeof(Scratch) + 15 & ~15, memory = parts + P::jobs * int(sizeof(Part)) + 15 & ~15,
                        own = memory + P::floats * 4;
   static constexpr int ring = own + (P::inside ? 2 * P::small * 4 : 0), bytes = ring + kWarps * P::depth * kPiece;
+  static_assert(bytes <= P::shared);
 };
 
 template <class Elem, class P>
@@ -205,8 +204,8 @@ class Block {
 #pragma unroll 4
         for (int k = lane_; k < over; k += 32) s += f(o, k);
         s = of_warp(s);
-        if (lane_ < kCopies) publish(word + o, s, lane_);
-        if (lane_ < kCopies && o == count - 1) publish_rest(word, count, lane_);
+        if (lane_ < P::copies) publish(word + o, s, lane_);
+        if (lane_ < P::copies && o == count - 1) publish_rest(word, count, lane_);
       }
     } else {
       const int units = (count + width - 1) / width, end = part(units, blockIdx.x + 1);
@@ -224,7 +223,7 @@ class Block {
           s = 0.f;
           for (int i = lane_; i < kWarps * width; i += 32) s += scratch_.sums[i];
           for (int by = width; by < 32; by *= 2) s += __shfl_xor_sync(0xffffffffu, s, by);
-          for (int copy = lane_ / width; copy < kCopies && o < count; copy += 32 / width) {
+          for (int copy = lane_ / width; copy < P::copies && o < count; copy += 32 / width) {
             publish(word + o, s, copy);
             if (o == count - 1) publish_rest(word, count, copy);
           }
@@ -313,15 +312,15 @@ class Block {
       for (int m = 0; m < P::vectors; ++m) {
         if (m > 0 && m >= vectors) break;
         const float all = of_warp(sum[m][0] + sum[m][1] + (sum[m][2] + sum[m][3]));
-        if (lane_ < kCopies) publish(word + m * rows + row, all, lane_);
+        if (lane_ < P::copies) publish(word + m * rows + row, all, lane_);
       }
-      if (row == rows - 1 && lane_ < kCopies) publish_rest(word, rows * vectors, lane_);
+      if (row == rows - 1 && lane_ < P::copies) publish_rest(word, rows * vectors, lane_);
     }
   }
   // Waits for `count` results, a multiple of 4, and puts them into this block's memory.
   __device__ void gather(int word, int count, float* to) {
     constexpr int together = 4;  // loads on their way
-    const unsigned long long* const from = g_.exchanged + blockIdx.x % kCopies * P::words + word;
+    const unsigned long long* const from = g_.exchanged + blockIdx.x % P::copies * P::words + word;
     for (int first = 2 * threadIdx.x; first < count; first += 2 * kThreads * together) {
       unsigned long long both[together][2];
 #pragma unroll
