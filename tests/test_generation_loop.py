@@ -167,6 +167,10 @@ def test_weights_that_have_diverged_are_said():
         list(generate_bytes(model, b"a"))
 
 
-def test_a_vocabulary_that_is_not_bytes_is_refused():
+def test_what_is_no_byte_is_refused():
     with pytest.raises(ConfigError, match="300 tokens, not 256 bytes: generate_tokens"):
         generate_bytes(LadderLM("toy", dim=16, depth=1, vocab_size=300), b"a")
+    bytes_only = LadderLM("toy", dim=16, depth=1)
+    for prompt, stop in (([256], ()), ("a", ()), (b"a", {256}), (b"a", {-1}), (b"a", "\n")):
+        with pytest.raises(ConfigError, match=r"256 tokens, and the (prompt|stop) the token"):
+            generate_bytes(bytes_only, prompt, stop=stop)  # type: ignore[arg-type]

@@ -64,10 +64,12 @@ def generate_tokens(
     Raises:
         ConfigError: also a token that the model does not have.
     """
-    if odd := [
-        token for token in (min(prompt, default=0), max(prompt, default=0)) if not 0 <= token < model.config.vocab_size
-    ]:
-        raise ConfigError(f"this model has {model.config.vocab_size} tokens, and the prompt the token {odd[0]}")
+    for what, given in (("prompt", prompt), ("stop", stop)):
+        for token in (min(given, default=0), max(given, default=0)):
+            if isinstance(token, str) or not 0 <= token < model.config.vocab_size:
+                raise ConfigError(
+                    f"this model has {model.config.vocab_size} tokens, and the {what} the token {token!r}"
+                )
     if max_new_tokens < 0 or num < 1:
         raise ConfigError(
             f"the number of new tokens must be at least 0, and of samples at least 1, not {max_new_tokens}, {num}"
