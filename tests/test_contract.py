@@ -86,14 +86,23 @@ def test_every_test_of_the_mixer_contract_catches_something() -> None:
     assert caught >= {n for n in vars(MixerContract) if n.startswith("test_")}
 
 
-@pytest.mark.parametrize("shape", [(2, 0, 256), (0, 3, 256)], ids=["no step", "no row"])
-def test_nothing_to_read_is_one_line_from_every_mixer(shape: tuple[int, ...]) -> None:
+def test_nothing_to_read_and_the_state_of_others_are_one_line_from_every_mixer() -> None:
     for variant in (entry.variant for entry in list_variants().values()):
         for index in range(variant.branches):
             with torch.device("meta"):
                 mixer = variant.branch(index)(256, variant.make_config(), index)
-                with pytest.raises(ConfigError, match=r"at least one row and one step"):
-                    mixer(torch.empty(shape))
+                for shape in ((2, 0, 256), (0, 3, 256)):
+                    with pytest.raises(ConfigError, match=r"at least one row and one step"):
+                        mixer(torch.empty(shape))
+                shapes = {name: shape for name, (shape, _) in mixer.state_spec(256, mixer.config).items()}
+                for rows, more in ((2, 0), (4, 0), (1, 0), (3, 1)) if shapes else ():
+                    state = {name: torch.empty(rows, *(abs(n) + more for n in shape)) for name, shape in shapes.items()}
+                    with pytest.raises(
+                        ConfigError, match=r"the state .* is .*, not \(3, .*: of another batch or model"
+                    ):
+                        mixer(torch.empty(3, 5, 256), state)
+                    with pytest.raises(ConfigError, match=r"the state .* is \(\), not"):
+                        mixer(torch.empty(3, 5, 256), {})
 
 
 def test_checks_that_allocate_are_caught(install: Callable[..., None], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -52,13 +53,25 @@ class Mixer(nn.Module):
         super().__init__()
         self.dim, self.config, self.layer_idx = dim, config, layer_idx
 
-    def __call__(self, x_BTD: Tensor, *more: Any, **named: Any) -> Any:
-        """`forward`. Raises `ConfigError` without a row or a step, which kernels and libraries answer in different ways."""
+    @cached_property
+    def _spec(self) -> StateSpec:
+        return self.state_spec(self.dim, self.config)
+
+    def __call__(self, x_BTD: Tensor, state: State | None = None, *more: Any, **named: Any) -> Any:
+        """`forward`. Raises `ConfigError` without a row or a step, and for a state of other sizes: kernels and libraries answer
+        in different ways, and some read memory that is not theirs."""
         if 0 in x_BTD.shape:
             raise ConfigError(
                 f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
             )
-        return super().__call__(x_BTD, *more, **named)
+        if state is not None:
+            for name, (sizes, _) in self._spec.items():
+                there, wanted = state[name].shape if name in state else (), (x_BTD.shape[0], *sizes)
+                if len(there) != len(wanted) or any(b not in (a, -1) for a, b in zip(there, wanted, strict=True)):
+                    raise ConfigError(
+                        f"{type(self).__name__}: the state {name!r} is {tuple(there)}, not {wanted}: of another batch or model"
+                    )
+        return super().__call__(x_BTD, state, *more, **named)
 
     def forward(
         self,
