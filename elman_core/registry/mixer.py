@@ -64,7 +64,7 @@ class Mixer(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
             )
-        if state is not None:
+        if state is not None and not torch.compiler.is_compiling():
             for name, (sizes, _) in self._spec.items():
                 there, wanted = state[name].shape if name in state else (), (x_BTD.shape[0], *sizes)
                 if len(there) != len(wanted) or any(b not in (a, -1) for a, b in zip(there, wanted, strict=True)):
