@@ -119,6 +119,12 @@ class Encoder:
         """The parts of a document. Raises `DataError` for a record without a text."""
         if not isinstance(document, dict):
             return [(document, True)]
+        try:
+            return self._record(document, name)
+        except DataError as error:  # of a file with millions of lines
+            raise DataError(f"{error}; the record is {ascii(document)[:120]}") from error
+
+    def _record(self, document: dict[str, Any], name: str) -> Sequence[Piece]:
         field = self.how.field or "text"
         if field in document:
             return [(_text(document[field], field, name), True)]
