@@ -172,18 +172,20 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
 
     def _prefill(self, input_ids: Any, generation_config: Any, model_kwargs: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers', but prompts in chunks, too, begin behind what a given state has read."""
-        read = _read(input_ids, model_kwargs)
+        if not (read := _read(input_ids, model_kwargs)):
+            generation_config._mask_length = -1  # by which newer transformers leave out what a state has read
         if generation_config.prefill_chunk_size is not None:
             if not input_ids.shape[1]:
                 raise ConfigError("prefill_chunk_size divides tokens: leave it out with inputs_embeds")
             input_ids = input_ids[:, read:]
-            model_kwargs["attention_mask"] = model_kwargs["attention_mask"][:, -input_ids.shape[1] :]
+            if CACHE == "past_key_values":  # such transformers count the places of a mask from the first chunk on
+                _cut_mask(model_kwargs, input_ids)
         return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
     def _assisted_decoding(self, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if read := _read(input_ids, kwargs):
             raise ConfigError(f"drafts continue a state from new tokens alone: leave out the {read} that it has read")
-        kwargs["attention_mask"] = kwargs["attention_mask"][:, -input_ids.shape[1] :]
+        _cut_mask(kwargs, input_ids)
         return super()._assisted_decoding(input_ids, *args, **kwargs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -243,10 +245,18 @@ class _Ends(StoppingCriteriaList):
 def _read(input_ids: Tensor, kwargs: dict[str, Any]) -> int:
     """How many of these tokens the state has read. Under a mask of their own, fewer than it has read can only be new ones."""
     cache, mask, length = kwargs.get(CACHE), kwargs["attention_mask"], input_ids.shape[1]
-    seen = 0 if cache is None or mask.shape[1] != length else int(cache.get_seq_length())
+    seen = 0 if cache is None or (mask is not None and mask.shape[1] != length) else int(cache.get_seq_length())
     if seen >= length > 0:
-        kwargs["attention_mask"], seen = nn.functional.pad(mask, (seen, 0), value=1), 0
+        if mask is not None:  # newer transformers leave out one of ones
+            kwargs["attention_mask"] = nn.functional.pad(mask, (seen, 0), value=1)
+        seen = 0
     return seen
+
+
+def _cut_mask(kwargs: dict[str, Any], input_ids: Tensor) -> None:
+    """Keep of the mask that of these tokens."""
+    if kwargs["attention_mask"] is not None:
+        kwargs["attention_mask"] = kwargs["attention_mask"][:, -input_ids.shape[1] :]
 
 
 def _expect_draft(cache: Any, tokens: int) -> None:
