@@ -2,7 +2,7 @@
 
     .FILE.packing/STEM.0.tokens, .mask, .index     a run: tokens of its documents, where they count, and a row for each document
     .FILE.packing/STEM.json                        a unit is done: its runs
-    .FILE.packing/packed                           the file, until it has its name
+    .FILE.packing/packed, FILE.json                the file and its manifest, until they have their names
 
 The key of a document is a hash of the seed with its number, or, where duplicates are dropped, with its content; so the order
 depends on neither the number of processes nor their speed. Since every run is sorted, merging reads each from its beginning to
@@ -105,7 +105,8 @@ def pack(
             jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
             digests = _run(jobs, step)
             made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})
-            write_json(manifest, made)  # first: a packed file always has its manifest
+            write_json(folder / manifest.name, made)
+            os.replace(folder / manifest.name, manifest)  # first: a packed file always has its manifest
             os.replace(folder / "packed", out)
             sync(out.parent)
             shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -236,6 +237,21 @@ def test_a_kill_at_any_moment_loses_and_changes_nothing(tmp_path):
     assert killed
     assert (tmp_path / "out").read_bytes() == (tmp_path / "good").read_bytes()
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_kill_while_anything_is_written_leaves_nothing_beside_the_file(tmp_path, monkeypatch):
+    path, sync = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), os.fsync
+    for last in (*range(1, 7), *range(1, 6), 0):  # the call that it does not survive; the second time no unit is left
+        calls = itertools.count(1)
+        monkeypatch.setattr(os, "fsync", lambda f, c=calls, n=last: os._exit(9) if next(c) == n else sync(f))
+        if not (process := os.fork()):
+            os._exit(main(["data", "pack", str(path), "--out", str(tmp_path / "out")]))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if code == 0:
+            break
+        assert code == 9
+    assert last == 5, "the second time it ends after four: the file, its manifest and two folders"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "out.json"]
 
 
 def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
