@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from elman_core import LadderLM
-from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8
+from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8, step
 from elman_core.generation.sampling import choose
 from elman_core.kernels import launch
 from elman_core.kernels.program import Batch, Recorded, RowsProgram
@@ -220,6 +220,15 @@ def test_the_program_of_a_model_follows_every_change_of_it(module, monkeypatch):
             seen.append(list(generate_bytes(model, b"def ", max_new_bytes=24, how=Sampling(0.8), seed=1)))
     assert seen[::2] == seen[1::2]
     assert len({*map(str, seen)}) == len(changes)
+
+
+def test_the_step_of_a_model_that_does_not_change_is_recorded_once(module, monkeypatch):
+    monkeypatch.setattr(decoder, "recorder_for", lambda *_: CpuRecorder(module))
+    model, known = LadderLM("e42", dim=64, depth=1).eval(), []
+    for _ in range(2):
+        list(generate_bytes(model, b"def ", max_new_bytes=24, seed=1))
+        known.append(step._known[model][1])
+    assert known[0] is known[1]
 
 
 def test_a_program_serves_any_number_of_rows_with_the_same_bits_or_is_refused(module):

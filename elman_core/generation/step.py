@@ -66,9 +66,8 @@ def _fingerprint(model: LadderForCausalLM) -> Any:
         (x.data_ptr(), x.dtype, zlib.crc32(x.detach().reshape(-1).view(torch.uint8).numpy().data))
         for x in (*model.parameters(), *model.buffers())
     ]
-    said = [
-        {name: x for name, x in vars(m).items() if name != "_held"} for m in model.modules()
-    ]  # of a `ComputedWeight`
+    # `_held`: of a `ComputedWeight`, while it is computed once.
+    said = [{name: x for name, x in vars(m).items() if name != "_held"} for m in model.modules()]
     return weights, json.dumps(said, default=lambda x: str(type(x)), skipkeys=True)
 
 

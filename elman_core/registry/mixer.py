@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -53,10 +52,6 @@ class Mixer(nn.Module):
         super().__init__()
         self.dim, self.config, self.layer_idx = dim, config, layer_idx
 
-    @cached_property
-    def _spec(self) -> StateSpec:
-        return self.state_spec(self.dim, self.config)
-
     def __call__(self, x_BTD: Tensor, state: State | None = None, *more: Any, **named: Any) -> Any:
         """`forward`. Raises `ConfigError` without a row or a step, and for a state of other sizes: kernels and libraries answer
         in different ways, and some read memory that is not theirs."""
@@ -65,7 +60,7 @@ class Mixer(nn.Module):
                 f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
             )
         if state is not None and not torch.compiler.is_compiling():
-            for name, (sizes, _) in self._spec.items():
+            for name, (sizes, _) in self.state_spec(self.dim, self.config).items():
                 there, wanted = state[name].shape if name in state else (), (x_BTD.shape[0], *sizes)
                 if len(there) != len(wanted) or any(b not in (a, -1) for a, b in zip(there, wanted, strict=True)):
                     raise ConfigError(

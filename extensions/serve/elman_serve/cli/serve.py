@@ -120,9 +120,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}"
         ) from error
-    made.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # asyncio sets it only on sockets that name their protocol
+    # asyncio sets this only on sockets that name their protocol
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
     if os.name == "posix":
