@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from elman_core.nn import LowRank, SpectralNorm, scaled_once
 
@@ -187,3 +188,17 @@ def test_a_product_of_low_rank_is_formed_once_while_it_is_held_and_anew_when_a_f
         torch.testing.assert_close(weight(), 2 * first)
     with torch.no_grad():
         assert weight() is not weight(), "held beyond its time"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_vectors_are_constant_in_forward_mode_too(training):
+    weight = torch.randn(6, 6)
+
+    def product(w):
+        return (SpectralNorm(6, 0.9).train(training).compute(w) * weight.t()).sum()
+
+    with forward_ad.dual_level():
+        along = forward_ad.unpack_dual(product(forward_ad.make_dual(weight, weight.t()))).tangent
+    leaf = weight.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(product(leaf), leaf)
+    torch.testing.assert_close(along, (gradient * weight.t()).sum())

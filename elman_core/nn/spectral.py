@@ -66,7 +66,7 @@ class SpectralNorm(ComputedWeight):
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
-            u, v = self._vectors(weight, full)
+            u, v = self._vectors(weight, full.detach())  # no_grad alone leaves a tangent
             sigma = (u * _times(full, v)).sum(-1)[..., None, None]
             scale = self.radius / (sigma.abs() + EPS)
             if self.clip:
