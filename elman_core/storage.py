@@ -318,9 +318,16 @@ def check_folder(folder: Path, weights: bool = False) -> None:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is damaged") from error
+    if wrong := next(_wrong(folder, listed), None):
+        done = "" if (folder / "state").exists() else f"; copy or export it again, or delete {CHECKSUMS} if you changed it"
+        raise CheckpointError(f"{folder}: {wrong}{done}")
+
+
+def _wrong(folder: Path, listed: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the files of a folder, given their lengths and checksums."""
     for path in sorted(folder.iterdir()):
         if _LOADED.fullmatch(path.name) and path.name not in listed:
-            raise CheckpointError(f"{folder}: {path.name} is not in {CHECKSUMS}, so it was added later")
+            yield f"{path.name} is not in {CHECKSUMS}, so it was added later"
     for name, (length, expected) in listed.items():
         path = folder / name
         try:
@@ -328,13 +335,12 @@ def check_folder(folder: Path, weights: bool = False) -> None:
         except (OSError, ValueError):  # a name that no file can have
             there = False
         if not there:
-            raise CheckpointError(f"{folder}: {name} is missing")
-        size = path.stat().st_size
-        if size != length:
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != length:
             what = "truncated" if size < length else "longer than it was"
-            raise CheckpointError(f"{folder}: {name} is {what}: {size} bytes instead of {length}")
-        if _checksum(path) != expected:
-            raise CheckpointError(f"{folder}: {name} has been altered: its checksum does not match")
+            yield f"{name} is {what}: {size} bytes instead of {length}"
+        elif _checksum(path) != expected:
+            yield f"{name} has been altered: its checksum does not match"
 
 
 def _checksum(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 
@@ -76,6 +77,9 @@ def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsysbinary,
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert elman(capsysbinary, "generate", run, "-", *greedy) == expected
     assert elman(capsysbinary, "generate", run, "-p", "other", *greedy) != expected
+    os.mkfifo(pipe := tmp_path / "pipe")  # nobody writes into it
+    said = f"elman: {pipe} cannot be read: it is not a regular file (- reads standard input)\n"
+    assert elman(capsysbinary, "generate", run, "-f", pipe, *greedy) == (2, "", said)
 
 
 def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsysbinary, monkeypatch):

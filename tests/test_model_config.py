@@ -81,14 +81,13 @@ def test_a_pattern_repeats_over_the_layers_and_options_have_the_names_of_their_v
         ({"variant": "toy*x+toysum"}, "write layers as NAME*COUNT+NAME"),
         ({"variant": ["toy", None]}, "a variant must be a name, not None"),
         ({"variant": "toy", "hidden_size": 15}, "must be even, not 15; nearest: 14 or 16"),
-        ({"variant": "toy", "hidden_size": 0}, "must be at least 1"),
-        ({"variant": "toy", "num_hidden_layers": 0}, "must be at least 1"),
+        ({"variant": "toy", "hidden_size": 0}, "hidden_size must be at least 1, not 0"),
+        ({"variant": "toy", "num_hidden_layers": -1}, "num_hidden_layers must be at least 1, not -1"),
     ],
 )
 def test_what_cannot_be_built_is_one_clear_line(settings, message):
-    config = LadderConfig(**{"hidden_size": 16, "num_hidden_layers": 2, **settings})
     with pytest.raises((ConfigError, PluginError)) as caught:
-        LadderForCausalLM(config)
+        LadderForCausalLM(LadderConfig(**{"hidden_size": 16, "num_hidden_layers": 2, **settings}))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -58,7 +58,7 @@ def test_a_missing_or_altered_model_is_one_line(
     copy = shutil.copytree(HOME / "e42-small", tmp_path / "e42-small")
     (copy / "config.json").write_text((copy / "config.json").read_text().replace("0.999", "0.998"))
     monkeypatch.setattr(shipped, "package_folders", lambda _: [tmp_path])
-    with pytest.raises(ElmanError, match=r"config\.json has been altered"):
+    with pytest.raises(ElmanError, match=r"config\.json has been altered.*; copy .*, or delete checksums\.json if"):
         find_checkpoint("pretrained/e42-small")
 
 

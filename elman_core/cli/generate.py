@@ -165,6 +165,7 @@ def _writer() -> Callable[[bytes], None]:
 
 def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
     from elman_core.registry import ConfigError, DataError
+    from elman_core.storage import read_bytes
 
     if source not in (None, "-"):
         raise ConfigError(f"unexpected {source!r}: give a prompt with -p TEXT, -f FILE, or - for standard input")
@@ -174,9 +175,10 @@ def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
         return sys.stdin.buffer.read()
     if file is not None:
         try:
-            return file.read_bytes()
+            return read_bytes(file)
         except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}") from error
+            hint = " (- reads standard input)" * file.is_fifo()
+            raise DataError(f"{file} cannot be read: {error.strerror}{hint}") from error
     return os.fsencode(prompt or "")
 
 

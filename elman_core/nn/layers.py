@@ -26,8 +26,6 @@ def resolve_layers(config: Any) -> list[Resolved]:
         PluginError: a variant that is not installed; names the package that the checkpoint was made with.
     """
     depth = config.num_hidden_layers
-    if min(sizes := (config.hidden_size, depth, config.vocab_size)) < 1:
-        raise ConfigError(f"hidden_size, num_hidden_layers and vocab_size must be at least 1, not {sizes}")
     if config.variant is None or config.variant == []:
         raise ConfigError(
             "a ladder needs a variant: LadderConfig(variant=…); `elman list` names those that are installed"
