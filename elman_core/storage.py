@@ -319,8 +319,8 @@ def check_folder(folder: Path, weights: bool = False) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is damaged") from error
     if wrong := next(_wrong(folder, listed), None):
-        done = "" if (folder / "state").exists() else f"; copy or export it again, or delete {CHECKSUMS} if you changed it"
-        raise CheckpointError(f"{folder}: {wrong}{done}")
+        hint = f"; copy or export it again, or delete {CHECKSUMS} if you changed it"
+        raise CheckpointError(f"{folder}: {wrong}{hint * (not (folder / 'state').exists())}")
 
 
 def _wrong(folder: Path, listed: dict[str, Any]) -> Iterator[str]:

@@ -51,8 +51,8 @@ class LadderConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e (None, likewise).
 
     Raises:
-        ConfigError: a size that is not an integer or below 1, more than 4,096 layers, or a keyword that looks like a misspelt one of
-            these. Other unknown keywords are kept as attributes, as transformers requires.
+        ConfigError: a size that is not an integer from 1 on, more than 4,096 layers, or a keyword that looks like a misspelt
+            one of these. Other unknown keywords are kept as attributes, as transformers requires.
     """
 
     model_type = "elman_ladder"
@@ -81,8 +81,8 @@ class LadderConfig(PreTrainedConfig):
             if meant:
                 raise ConfigError(f"LadderConfig has no {key!r}; write {meant}=…")
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            limits = {"ge": 1} | ({"le": 4096} if name == "num_hidden_layers" else {})  # ten million are built for hours
-            setattr(self, name, check_value(name, getattr(self, name), int, limits))
+            most = {"le": 4096} if name == "num_hidden_layers" else {}  # ten million are built for hours
+            setattr(self, name, check_value(name, getattr(self, name), int, {"ge": 1} | most))
         if kwargs.get("num_labels") is not None:
             check_value("num_labels", kwargs["num_labels"], int, {"le": 1 << 20})  # transformers names each
         ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
