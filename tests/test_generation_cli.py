@@ -80,6 +80,8 @@ def test_prompts_come_from_an_option_a_file_or_standard_input(run, capsysbinary,
     os.mkfifo(pipe := tmp_path / "pipe")  # nobody writes into it
     said = f"elman: {pipe} cannot be read: it is not a regular file (- reads standard input)\n"
     assert elman(capsysbinary, "generate", run, "-f", pipe, *greedy) == (2, "", said)
+    monkeypatch.setattr("sys.stdin", None)
+    assert elman(capsysbinary, "generate", run, "-", *greedy) == elman(capsysbinary, "generate", run, *greedy)
 
 
 def test_weights_are_as_saved_on_a_cpu_in_bf16_on_a_gpu_or_as_asked(run, capsysbinary, monkeypatch):
