@@ -203,9 +203,25 @@ __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)
   for (int i = 0; i < P::NS; i++) c[i] = x.scalar[i][s];
 }
 
-// The learned constants of a lane's lines, and sums of their gradients.
+// The learned constants of a lane's lines.
 template <class P>
 using Constants = float[P::M][P::AC];
+
+// A sum over time with what its roundings lost (Kahan): they are 1e-6 of a plain sum of 2,000 steps in float32.
+struct LongSum {
+  float sum = 0, lost = 0;
+  __device__ __forceinline__ void operator+=(float x) {
+    const float more = x - lost, next = sum + more;
+    lost = (next - sum) - more;
+    sum = next;
+  }
+  __device__ __forceinline__ operator float() const { return sum; }
+};
+// A sum over time of gradients of learned constants. In 16 bits the rest of the gradient errs by more than a plain sum.
+template <class P>
+using TimeSum = std::conditional_t<std::is_same_v<typename P::Store, float> && P::Cell::params != 0, LongSum, float>;
+template <class P>
+using ConstantSums = TimeSum<P>[P::M][P::AC];
 
 // Signal `i`: the walk no longer needs its states. Walking warps send it, helpers wait for it.
 template <class P, bool waits>

@@ -166,7 +166,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
 
 template <class P>
 __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                            const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+                                            const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {
   float S0[P::E];
   if constexpr (P::tight) read_saved<P>(S0, a, at, segments - 1);
   team_sync<P>(at.team);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
 // The same if helpers replay the next segment meanwhile.
 template <class P>
 __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                              const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+                                              const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {
   Packed<P> state;
   team_sync<P>(at.team);
   hand_over<P, false>(sm, at, state);
@@ -197,7 +197,7 @@ __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const Backw
 // The same if helpers must store a segment's gradients before the next one is walked: they have time until it is replayed.
 template <class P>
 __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                                  const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+                                                  const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {
   Packed<P> state;
   fetch_state<P>(state, a, at, segments - 1);
   team_sync<P>(at.team);
@@ -329,7 +329,7 @@ __device__ __forceinline__ void walk_blocked(BackwardShared<P>& sm, const Backwa
 
 template <class P>
 __device__ __forceinline__ void walk_alone(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
-                                           const Constants<P>& par, float (&dS)[P::E], Constants<P>& dpar) {
+                                           const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {
   Scalars<P> sc(a, at.h);
   HeadSums sums;
   Folding<P> folding(a.param, at);
@@ -388,7 +388,8 @@ __global__ void __launch_bounds__(P::threads, P::backward_blocks) backward_kerne
     walk_blocked<P>(sm, a, at, segments);
   } else {
     float dS[P::E];
-    Constants<P> par, dpar = {};
+    Constants<P> par;
+    ConstantSums<P> dpar = {};
     read_constants<P>(par, a.param, at);
     read_state<P>(dS, a.ds1, at, a.state_line, a.state_row);
     team_sync<P>(at.team);

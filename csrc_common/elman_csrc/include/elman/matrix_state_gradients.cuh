@@ -311,8 +311,11 @@ __device__ __forceinline__ void give_folded(const BackwardArgs& a, const Place<P
                                             Sync sync) {
 #pragma unroll
   for (int i = 0; i < P::NF; i++) {
+    float mine[P::EV];
+#pragma unroll
+    for (int e = 0; e < P::EV; e++) mine[e] = folding.sum[i][e];
     sync();
-    store<P::EV>(x + at.tl * P::EV, folding.sum[i]);
+    store<P::EV>(x + at.tl * P::EV, mine);
     sync();
     if (at.tl >= P::CB || at.line0 + at.tl >= P::V) continue;
     float d = 0;

@@ -165,7 +165,8 @@ __device__ __forceinline__ void stage(Staging<P>& d, const Inputs& in, const Vec
 // State of a thread that folds lines: learned constants of its EV lines, equal in every step, and sums over time of their gradients.
 template <class P>
 struct Folding {
-  float par[P::AF][P::EV], sum[P::AF][P::EV] = {};
+  float par[P::AF][P::EV];
+  TimeSum<P> sum[P::AF][P::EV] = {};
   __device__ __forceinline__ Folding(const float* const (&from)[kMostParams], const Place<P>& at) {
     static_assert(!P::folds || P::TL % (P::CB / P::EV) == 0);
     const int line = at.line0 + item<P::TL, P::CB / P::EV>(0, at.tl).e * P::EV;

@@ -36,7 +36,7 @@ __device__ __forceinline__ void sums_over_lines(BackwardShared<P>& sm, int buf, 
 // Replays a segment into registers and walks back.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place<P>& at, const Constants<P>& par,
-                                     const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {
+                                     const float (&S0)[P::E], float (&dS)[P::E], ConstantSums<P>& dpar) {
   static_assert(P::M == 1);
   constexpr int R = P::R;
   const int j = at.column(0);

@@ -158,7 +158,7 @@ __device__ __forceinline__ void pass_over(const BackwardShared<P>& sm, int buf, 
 // `state`: first the state after the segment, then the one before it.
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_large(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
-                                           Packed<P>& state, float (&dS)[P::E], Constants<P>& dpar) {
+                                           Packed<P>& state, float (&dS)[P::E], ConstantSums<P>& dpar) {
   constexpr int R = P::R, M = P::M, E = P::E, last = P::steps - 1, each = P::steps / P::signals, by = P::ahead ? 2 : 1;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;

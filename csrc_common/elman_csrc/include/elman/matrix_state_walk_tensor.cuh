@@ -17,7 +17,7 @@ namespace elman::matrix {
 
 template <class P, bool MayHold>
 __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int raw, const Place<P>& at, const Constants<P>& par,
-                                            const float (&S0)[P::E], float (&dS)[P::E], Constants<P>& dpar) {
+                                            const float (&S0)[P::E], float (&dS)[P::E], ConstantSums<P>& dpar) {
   constexpr int R = P::R, M = P::M, E = P::E, CB = P::CB, NP = P::NP;
   using Sums = LineSums<P>;
   const int g = at.cg, t = at.rg;
