@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST
     from .kernels.program import CpuRecorder
-    from .locks import MACHINE_WIDE, Lock, holder, is_locked, lock_soon
+    from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.step_graph import GraphedStep
     from .model.tokenizer import load_tokenizer, vocabulary_texts
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ElmanError,
         OutOfMemoryError,
         PluginError,
+        StorageError,
         check_value,
         did_you_mean,
         errors,

@@ -1,7 +1,5 @@
 """Hostile values, names, files and headers: one line with an exit code of the table, never a traceback or a fault of ours."""
 
-import contextlib
-import functools
 import json
 import os
 import random
@@ -15,14 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from train_helpers import settings
 
-from elman_core import locks
 from elman_core.cli import main
 from elman_core.cli.train import read_settings
-from elman_core.locks import Lock, holder, is_locked
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.model.state_file import FORMAT, load_states
-from elman_core.registry import CheckpointError, ConfigError, ElmanError, StorageError
+from elman_core.registry import CheckpointError, ConfigError, ElmanError
 from elman_core.storage import read_json, write_checksums, write_json
 from elman_core.training.start import start
 
@@ -220,29 +216,6 @@ def test_weights_of_another_kind_or_not_finite_are_refused_under_right_checksums
         save_file({"0.h": torch.ones(1, 16).to(kind)}, states, {"kind": FORMAT, "branches": "1", "seen": "1"})
         with pytest.raises(CheckpointError, match=r"the state is torch\.float32"):
             load_states(states, config=LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1))
-
-
-def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, monkeypatch):
-    target = tmp_path / "target"
-    target.write_text("precious")
-    shared = tmp_path / "locks"
-    shared.mkdir()
-    monkeypatch.setattr(locks, "MACHINE_WIDE", shared)
-    for plant in (os.symlink, os.link, lambda _, name: os.mkfifo(name)):
-        path = shared / "GPU.lock"
-        plant(target, path)
-        for use in (functools.partial(Lock, shared=True), Lock, is_locked):
-            with contextlib.suppress(StorageError):
-                if isinstance(lock := use(path), Lock):
-                    lock.write("me")
-                    lock.close()
-        assert holder(path) in ("precious", "another process")
-        path.unlink()
-    assert target.read_text() == "precious"
-    shared.rmdir()
-    shared.symlink_to(tmp_path)
-    with pytest.raises(StorageError, match="is a link, which another user may have planted"):
-        Lock(shared / "GPU.lock", shared=True)
 
 
 @pytest.fixture(params=[rb"text\xff", rb"te\nxt", rb"te\x1bxt"])

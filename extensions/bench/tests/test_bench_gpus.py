@@ -1,5 +1,6 @@
 """Which GPUs are taken: what the user allows, what the driver shows free, and never one that another scheduler has."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,13 +11,14 @@ from unittest.mock import Mock
 import pytest
 from elman_bench.cli._schedule import places
 from elman_bench.jobs import gpus as gpus_module
+from elman_bench.jobs import locks
 from elman_bench.jobs import slots as slots_module
 from elman_bench.jobs.gpus import Gpu, GpuLostError, Look, busy, choose
+from elman_bench.jobs.locks import Lock, SharedLock, holder, is_locked, lock_soon
 from elman_bench.jobs.slots import CpuSlots, GpuSlots, cores, survey
 from fake_gpus import FakeMonitor
 
-from elman_core.locks import Lock, is_locked, lock_soon
-from elman_core.registry import ConfigError
+from elman_core.registry import ConfigError, StorageError
 
 GPUS = [Gpu(i, f"GPU-{i}{'abcdefgh'[i]}00-11", "H", 2**36) for i in range(8)]
 
@@ -183,7 +185,7 @@ def test_a_lock_lives_as_long_as_a_child_that_inherited_it(tmp_path):
 def test_a_lock_for_all_users_is_writable_by_all_in_a_sticky_folder(tmp_path):
     old = os.umask(0o077)
     try:
-        lock = Lock(tmp_path / "locks/GPU-1.lock", shared=True)
+        lock = SharedLock(tmp_path / "locks/GPU-1.lock")
     finally:
         os.umask(old)
     assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
@@ -191,6 +193,29 @@ def test_a_lock_for_all_users_is_writable_by_all_in_a_sticky_folder(tmp_path):
     lock.write("me, a longer name\n")
     lock.write("you\n")
     assert lock.path.read_text() == "you\n"
+
+
+def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, monkeypatch):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    shared = tmp_path / "locks"
+    shared.mkdir()
+    monkeypatch.setattr(locks, "MACHINE_WIDE", shared)
+    for plant in (os.symlink, os.link, lambda _, name: os.mkfifo(name)):
+        path = shared / "GPU.lock"
+        plant(target, path)
+        for use in (SharedLock, Lock, is_locked):
+            with contextlib.suppress(StorageError):
+                if isinstance(lock := use(path), Lock):
+                    lock.write("me")
+                    lock.close()
+        assert holder(path) in ("precious", "another process")
+        path.unlink()
+    assert target.read_text() == "precious"
+    shared.rmdir()
+    shared.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="is a link, which another user may have planted"):
+        SharedLock(shared / "GPU.lock")
 
 
 # the driver's library

@@ -17,6 +17,7 @@ from elman_bench.jobs import scheduler as scheduler_module
 from elman_bench.jobs.gpus import Look
 from elman_bench.jobs.job import Attempt, Ending, State, write_state
 from elman_bench.jobs.local import attempt_lock, kill_group
+from elman_bench.jobs.locks import is_locked
 from elman_bench.jobs.outcome import ELMAN, figures, final_status, next_command
 from elman_bench.jobs.scheduler import Scheduler, cancel_file
 from fake_gpus import USE_GPU, FakeMonitor
@@ -31,7 +32,6 @@ from scheduler_helpers import (
 )
 from train_helpers import wait_for
 
-from elman_core.locks import is_locked
 from elman_core.registry import CheckpointError, ConfigError
 from elman_core.storage import write_json
 

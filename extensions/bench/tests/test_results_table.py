@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from elman_bench.jobs.locks import Lock, is_locked
 from elman_bench.results.collect import collect, fault_of_metrics
 from elman_bench.results.identity import identity, labels, named, spelled
 from elman_bench.results.runs import find_runs
@@ -22,7 +23,6 @@ from elman_bench.results.tables import as_data, columns, render
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
-from elman_core.locks import Lock, is_locked
 from elman_core.metrics import read_metrics
 from elman_core.registry import ConfigError
 from elman_core.training.settings import TUNABLE, known_keys

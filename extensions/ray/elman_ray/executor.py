@@ -24,9 +24,10 @@ from typing import Any
 from elman_bench.jobs.gpus import choose, monitor
 from elman_bench.jobs.job import LOST, PYTHON, Attempt, Ending, Job, Slot
 from elman_bench.jobs.local import LocalExecutor
+from elman_bench.jobs.locks import is_locked
 from elman_bench.jobs.slots import CpuSlots, GpuSlots, cores, threads
 
-from elman_core.extension import ConfigError, ElmanError, is_locked, packages, storage_errors
+from elman_core.extension import ConfigError, ElmanError, packages, storage_errors
 
 _LOOK = 5.0  # seconds between two looks at the cluster, and at a GPU that someone outside Ray uses
 _POLL = 1.0  # seconds that a node waits for its job to end before it answers

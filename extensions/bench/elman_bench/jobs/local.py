@@ -15,8 +15,6 @@ import psutil
 from elman_core.extension import (
     CheckpointError,
     appending,
-    is_locked,
-    lock_soon,
     read_bytes,
     read_json,
     storage_errors,
@@ -25,6 +23,7 @@ from elman_core.extension import (
 
 from .gpus import GpuLostError, Nvml
 from .job import PYTHON, Attempt, Ending, Job, Slot
+from .locks import is_locked, lock_soon
 from .slots import CpuSlots, GpuSlots
 
 CHILD = (*PYTHON, "-m", "elman_bench.jobs.child")

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from elman_bench.memory import available
-from elman_core.extension import MACHINE_WIDE, ConfigError, Lock, holder, is_locked
+from elman_core.extension import ConfigError
 
 from .gpus import Gpu, GpuLostError, Nvml, busy
 from .job import Slot
+from .locks import MACHINE_WIDE, Lock, SharedLock, holder, is_locked
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "max 100000", or microseconds of each period
@@ -74,7 +75,7 @@ class GpuSlots:
 
     def _take(self, gpu: Gpu, who: str) -> bool:
         try:
-            lock = Lock(lock_file := self.folder / f"{gpu.uuid}.lock", shared=True)
+            lock = SharedLock(lock_file := self.folder / f"{gpu.uuid}.lock")
         except BlockingIOError:
             self.why[gpu.uuid] = f"gpu {gpu.index}: taken by {holder(lock_file)}"
             return False

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elman_core.extension import METRICS, CheckpointError, ConfigError, Metrics, is_locked, read_json, read_metrics
+from elman_bench.jobs.locks import is_locked
+from elman_core.extension import METRICS, CheckpointError, ConfigError, Metrics, read_json, read_metrics
 
 MANIFEST, SUITE = "manifest.json", "suite.json"
 UNFINISHED = ("starting", "running")

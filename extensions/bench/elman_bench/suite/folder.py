@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_bench.jobs.job import PYTHON, Job, read_state
+from elman_bench.jobs.locks import Lock, holder, is_locked, lock_soon
 from elman_bench.jobs.outcome import ELMAN
 from elman_bench.results.identity import flatten
 from elman_bench.results.runs import read_run
@@ -22,13 +23,9 @@ from elman_core.extension import (
     TUNABLE,
     CheckpointError,
     ConfigError,
-    Lock,
     Settings,
     apply_sets,
     from_dict,
-    holder,
-    is_locked,
-    lock_soon,
     now,
     put,
     read_json,
