@@ -89,7 +89,5 @@ def choose(
         seen_BV: bool, the bytes that have occurred; changed where a penalty reads it.
         next_B: int64, becomes the bytes. row_B: int64, becomes the bytes, or -1 where logits are not finite.
     """
-    if decode.takes_draw(logits_BV):
-        decode.draw(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
-        return
-    decode.draw_plain(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)
+    draw = decode.draw if decode.takes_draw(logits_BV) else decode.draw_plain
+    draw(logits_BV, noise_for(logits_BV, how, generator), seen_BV, next_B, row_B, **how.settings)

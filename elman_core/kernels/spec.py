@@ -221,7 +221,7 @@ class Problems:
 
     Attributes:
         letters: of the sizes.
-        named, large: (sizes, words) of one problem each; "masked packed" sets these flags or options of `Case`.
+        named, large: "33x3x64, 7x2x16 masked packed": sizes, and words that set flags or options of `Case`.
         values: the declared values of each size, by letter, or of several that depend on each other, by letters. words: those
             that a sample sets. count: cases of a sample, for each dtype; none without values.
         wide: in float32, the last size is so many times as large: of a few numbers, the relative error is a matter of luck.
@@ -230,9 +230,9 @@ class Problems:
 
     letters: str
     dtypes: Sequence[torch.dtype]
-    named: Sequence[tuple[tuple[int, ...], str]]
+    named: str
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    large: Sequence[tuple[tuple[int, ...], str]] = ()
+    large: str = ""
     words: str = "masked strided bare packed"
     count: int = 40
     wide: int = 1
@@ -241,7 +241,7 @@ class Problems:
 
     def cases(self, grid: Grid, name: str = "") -> list[Case]:
         """All problems of a grid, each once. name: of the kernel."""
-        problems = [*self.named, *(() if grid == "quick" else (*self.large, *self._sample()))]
+        problems = [*_stated(self.named), *(() if grid == "quick" else (*_stated(self.large), *self._sample()))]
         every = ([self._case(*problem, dtype) for problem in problems] for dtype in self.dtypes)
         return list({str(case): case for some in every for case in self._few(some, name)}.values())
 
@@ -251,7 +251,7 @@ class Problems:
 
     def _few(self, cases: list[Case], name: str) -> list[Case]:
         kinds = list(dict.fromkeys(map(self.kind, cases)))
-        named = len({self.kind(case) for case in cases[: len(self.named) + len(self.large)]})
+        named = len({self.kind(case) for case in cases[: len(_stated(f"{self.named},{self.large}"))]})
         first = zlib.crc32(f"{name} {cases[0].dtype}".encode()) % max(1, len(kinds) - named)
         kept = kinds[:named] + (2 * kinds[named:])[first : first + self.modules - named]
         return [case for case in cases if self.kind(case) in kept]
@@ -271,3 +271,9 @@ class Problems:
         *others, last = sizes
         last *= self.wide if dtype == torch.float32 else 1
         return Case.of(self.letters, (*others, last), dtype, **dict.fromkeys(words.split(), True))
+
+
+def _stated(problems: str) -> list[tuple[tuple[int, ...], str]]:
+    """(sizes, words) of each problem."""
+    parts = [problem.split() for problem in problems.split(",") if problem]
+    return [(tuple(map(int, sizes.split("x"))), " ".join(words)) for sizes, *words in parts]

@@ -61,31 +61,23 @@ def first_use(dtype: torch.dtype, taps: int) -> list[Case]:
 
 PROBLEMS: dict[Any, Problems] = {
     "cuda": Problems(
-        "TBCK",
-        DTYPES,
+        "TBCK", DTYPES,
         named=(
-            ((131, 5, 264, 4), "silu sliced"), ((67, 9, 136, 4), "masked packed bias"), ((131, 3, 37, 4), "silu bias"),
-            ((1, 3, 512, 4), "silu bias"), ((1, 70, 40, 4), "masked"), ((300, 5, 520, 4), "strided silu"),
-            ((18, 5, 64, 2), "bare bias"), ((64, 3, 64, 7), "masked packed silu"),
+            "131x5x264x4 silu sliced, 67x9x136x4 masked packed bias, 131x3x37x4 silu bias, 1x3x512x4 silu bias, "
+            "1x70x40x4 masked, 300x5x520x4 strided silu, 18x5x64x2 bare bias, 64x3x64x7 masked packed silu"
         ),
-        large=(
-            ((512, 64, 3072, 4), "silu"), ((512, 64, 3072, 4), "masked packed sliced"), ((4096, 2, 512, 4), "silu"),
-            ((4096, 2, 512, 4), "masked packed sliced"),
-        ),
+        large="512x64x3072x4 silu, 512x64x3072x4 masked packed sliced, 4096x2x512x4 silu, 4096x2x512x4 masked packed sliced",
         values={"T": (1, 15, 65, 131), "B": (2, 3, 9), "C": (37, 136, 264), "K": (2, 3, 4, 8, 12)},
-        words="masked strided bare packed sliced silu bias",
-        count=24,
+        words="masked strided bare packed sliced silu bias", count=24,
     ),
     "cpu": Problems(
-        "TBCK",
-        CPU_DTYPES,
+        "TBCK", CPU_DTYPES,
         named=(
-            ((131, 5, 264, 4), "silu sliced"), ((67, 9, 136, 4), "masked packed bias"), ((1, 3, 37, 4), "silu bias"),
-            ((18, 5, 64, 2), "bare bias"), ((64, 3, 300, 7), "masked packed silu strided"),
+            "131x5x264x4 silu sliced, 67x9x136x4 masked packed bias, 1x3x37x4 silu bias, 18x5x64x2 bare bias, "
+            "64x3x300x7 masked packed silu strided"
         ),
-        large=(((2049, 2, 512, 4), "masked packed silu"),),
+        large="2049x2x512x4 masked packed silu",
         values={"T": (1, 2, 15, 65), "B": (2, 3), "C": (37, 264), "K": (2, 4, 12)},
-        words="masked strided bare packed sliced silu bias",
-        count=12,
+        words="masked strided bare packed sliced silu bias", count=12,
     ),
 }  # fmt: skip

@@ -135,27 +135,18 @@ def draw(
     native.run(_DRAW, "", given, given)
 
 
-def draw_plain(
-    logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, **how: Any
-) -> None:
-    """`draw` in plain PyTorch, for any number of classes, dtype and device: one operator, which programs of a CPU repeat."""
-    given = (how["penalty"], how["temperature"], how["top_p"], how["top_k"])
-    _draw_op(logits_BV, waits_BV, seen_BV, drawn_B, shown_B, *given)
+def _run_plain(x: Tensor, *given: Any) -> None:
+    how = dict(zip(("penalty", "temperature", "top_p", "top_k"), given[4:], strict=True))
+    portable.draw(x.float(), *given[:4], **how)
 
 
-def _run_plain(
-    logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, *given: Any
-) -> None:
-    how = dict(zip(("penalty", "temperature", "top_p", "top_k"), given, strict=True))
-    portable.draw(logits_BV.float(), waits_BV, seen_BV, drawn_B, shown_B, **how)
-
-
-_draw_op = operator(
+draw_plain = operator(
     "draw(Tensor logits, Tensor? waits, Tensor(a!) seen, Tensor(b!) drawn, Tensor(c!) shown, float penalty, float temperature, "
     "float top_p, int top_k) -> ()",
     _run_plain,
     lambda *_: None,
 )
+"""`draw` in plain PyTorch, for any number of classes, dtype and device: one operator, which programs of a CPU repeat."""
 
 
 def _shared(family: Family, reference: Callable[..., Any], adjust: Any = None, maps: int = 0) -> SharedCell:

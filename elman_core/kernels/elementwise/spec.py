@@ -62,29 +62,17 @@ FAMILY = Family(
 
 PROBLEMS: dict[Any, Problems] = {
     "host": Problems(
-        "TBd",
-        (torch.float64, torch.float32),
-        named=(
-            ((1, 2, 4), ""), ((7, 3, 5), "masked"), ((9, 4, 12), "masked strided packed"), ((17, 3, 8), "packed"),
-            ((33, 2, 6), "strided bare"),
-        ),
-        large=(((16, 3, 4), "masked packed"), ((4096, 1, 8), "")),
+        "TBd", (torch.float64, torch.float32),
+        named="1x2x4, 7x3x5 masked, 9x4x12 masked strided packed, 17x3x8 packed, 33x2x6 strided bare",
+        large="16x3x4 masked packed, 4096x1x8",
         values={"T": (1, 2, 16, 65), "B": (1, 3, 33), "d": (2, 7, 32)},
-        count=24,
-        wide=16,
+        count=24, wide=16,
     ),
     "cuda": Problems(
-        "TBd",
-        (torch.bfloat16, torch.float16, torch.float32),
-        named=(
-            ((1, 1, 512), ""), ((17, 3, 64), "packed"), ((33, 3, 272), "masked strided"), ((64, 32, 1024), ""),
-            ((65, 70, 200), "masked packed"), ((515, 4, 512), "bare"),
-        ),
+        "TBd", (torch.bfloat16, torch.float16, torch.float32),
+        named="1x1x512, 17x3x64 packed, 33x3x272 masked strided, 64x32x1024, 65x70x200 masked packed, 515x4x512 bare",
         # Not many rows of one channel: of one sum that nearly cancels, the relative error is a matter of luck.
-        large=(
-            ((1, 1, 1), "masked"), ((1, 200, 3), "masked"), ((33, 200, 3), "masked packed"), ((33, 70, 7), "masked packed"),
-            ((512, 32, 1024), ""), ((4096, 8, 256), "packed"),
-        ),
+        large="1x1x1 masked, 1x200x3 masked, 33x200x3 masked packed, 33x70x7 masked packed, 512x32x1024, 4096x8x256 packed",
         values={
             "T": (1, 16, 21, 31, 48, 129), "B": (3, 32, 70),
             "d": (63, 64, 136, 512, 768, 1024, 1280, 1536, 2048, 4096),
@@ -92,12 +80,9 @@ PROBLEMS: dict[Any, Problems] = {
         count=60,
     ),
     "cpu": Problems(
-        "TBd",
-        CPU_DTYPES,
-        named=(
-            ((1, 2, 64), ""), ((17, 3, 70), "masked packed"), ((33, 2, 200), "masked strided"), ((48, 3, 130), "packed bare"),
-        ),
-        large=(((4096, 1, 256), ""),),
+        "TBd", CPU_DTYPES,
+        named="1x2x64, 17x3x70 masked packed, 33x2x200 masked strided, 48x3x130 packed bare",
+        large="4096x1x256",
         values={"T": (1, 16, 21, 65), "B": (1, 3, 9), "d": (37, 64, 129, 320)},
         count=20,
     ),

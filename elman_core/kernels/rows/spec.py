@@ -55,33 +55,28 @@ FAMILY = Family(
 
 PROBLEMS: dict[Any, Problems] = {
     "cuda": Problems(
-        "BTHKV",
-        DTYPES,
+        "BTHKV", DTYPES,
         named=(
-            ((2, 37, 3, 16, 16), ""), ((2, 49, 3, 16, 16), "masked packed"), ((2, 37, 3, 64, 16), ""),
-            ((2, 49, 3, 64, 16), "masked packed"), ((2, 37, 3, 32, 32), ""), ((2, 49, 3, 32, 32), "masked packed"),
-            ((3, 1, 2, 16, 16), ""), ((2, 33, 5, 64, 16), "shared"), ((2, 40, 2, 16, 32), "strided"),
-            ((2, 48, 2, 32, 16), "bare"), ((1, 2049, 4, 16, 16), ""),
+            "2x37x3x16x16, 2x49x3x16x16 masked packed, 2x37x3x64x16, 2x49x3x64x16 masked packed, 2x37x3x32x32, "
+            "2x49x3x32x32 masked packed, 3x1x2x16x16, 2x33x5x64x16 shared, 2x40x2x16x32 strided, 2x48x2x32x16 bare, "
+            "1x2049x4x16x16"
         ),
-        large=(((4, 512, 370, 16, 16), ""), ((1, 16384, 2, 64, 16), "shared")),
+        large="4x512x370x16x16, 1x16384x2x64x16 shared",
         values={
             "B": (2, 3), "T": (1, 2, 15, 16, 17, 31, 63), "H": (3, 7),
             "KV": ((16, 16), (32, 16), (48, 16), (64, 16), (16, 32), (32, 32)),
         },
-        words="masked strided bare packed shared",
-        count=42,
+        words="masked strided bare packed shared", count=42,
     ),
     "cpu": Problems(
-        "BTHKV",
-        CPU_DTYPES,
+        "BTHKV", CPU_DTYPES,
         named=(
-            ((2, 37, 3, 16, 16), ""), ((2, 49, 3, 16, 16), "masked packed"), ((1, 33, 2, 64, 24), "shared"),
-            ((3, 1, 2, 5, 7), ""), ((2, 40, 2, 16, 32), "strided bare"), ((2, 34, 2, 8, 40), "masked packed"),
+            "2x37x3x16x16, 2x49x3x16x16 masked packed, 1x33x2x64x24 shared, 3x1x2x5x7, 2x40x2x16x32 strided bare, "
+            "2x34x2x8x40 masked packed"
         ),
-        large=(((1, 2049, 4, 16, 16), ""),),
+        large="1x2049x4x16x16",
         values={"B": (2, 3), "T": (1, 15, 16, 17, 63), "H": (3, 7), "KV": ((16, 16), (64, 16), (5, 7), (16, 32))},
-        words="masked strided bare packed shared",
-        count=20,
+        words="masked strided bare packed shared", count=20,
     ),
 }  # fmt: skip
 EMULATED = (case((2, 20, 3, 16, 16), torch.bfloat16, masked=True, packed=True),)
