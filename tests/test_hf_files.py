@@ -53,6 +53,12 @@ def test_auto_classes_dtypes_and_shards_give_the_same_model(variant, tmp_path):
         assert torch.equal(again(PROMPT).logits, loaded(PROMPT).logits)
 
 
+def test_the_folder_of_a_run_is_refused_with_what_to_load(tmp_path):
+    tiny("e42").save_pretrained(tmp_path / "checkpoints" / "step-00000001")
+    with pytest.raises(CheckpointError, match=r"is a run, not a model: load find_checkpoint\(\".+\"\)"):
+        LadderForCausalLM.from_pretrained(tmp_path)
+
+
 def test_defaults_of_generation_are_changed_by_saving(tmp_path):
     model = tiny("e42", dtype=torch.float32)
     model.save_pretrained(tmp_path)

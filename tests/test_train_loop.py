@@ -129,6 +129,19 @@ def test_the_first_lines_say_what_will_happen(text, tmp_path, capsys):
     assert all(line in logged for line in said.splitlines())
 
 
+def test_options_of_layers_are_printed_as_set_takes_them(text, tmp_path, capsys):
+    def line(name, *sets):
+        words = ["train", "e42+e1", "--data", str(text), "--out", str(tmp_path / name), "--steps", "0"]
+        sets = ("model.hidden_size=16", "model.num_hidden_layers=2", "train.chunk_size=16", *sets)
+        assert main([*words, *(word for pair in sets for word in ("--set", pair))]) == 0
+        return next(said for said in capsys.readouterr().out.splitlines() if said.startswith("settings"))
+
+    assert "model.options" not in line("plain")
+    options = "model.options=[{}, {use_conv = true}]"
+    assert options in line("named", "model.options.e1.use_conv=true")
+    assert options in line("layered", options)
+
+
 def test_a_learning_rate_of_a_million_diverges_with_exit_4_and_says_where(text, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(train_words(text, out, "train.steps=200", "train.lr=1e6", "train.warmup=0", "train.save_every=1")) == 4

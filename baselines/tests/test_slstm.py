@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ class TestSLSTM(VariantContract):
         {"heads": 2, "forget": "exp", "expansion": 1.5, "init": "normal", "norm": False},
         {"heads": 1, "in_proj": False, "zero_out_proj": True},
     )
-    values = types.MappingProxyType({"heads": 2})
 
     def initial_values(self, o: Any) -> dict[str, Any]:
         normal, columns = o["init"] == "normal", int(self.dim * o["expansion"]) // o["heads"]

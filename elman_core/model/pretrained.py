@@ -210,6 +210,8 @@ def _check(folder: Path, compares: bool) -> dict[str, str]:
     Returns what is wrong with each tensor that transformers would cast, by name.
     """
     cast: dict[str, str] = {}
+    if (folder / "checkpoints").is_dir() and not (folder / "config.json").exists():
+        raise CheckpointError(f'{folder} is a run, not a model: load find_checkpoint("{folder}")')
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.suffix == ".safetensors" and path.name.startswith("model"):
             cast |= _not_floats(path)

@@ -112,7 +112,11 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
     def _legal(self, opts: Options, name: str, value: Any) -> bool:
         variant = self.declared()
         try:
-            variant.check(self.dim, variant.make_config({**opts, name: value}))
+            config = variant.make_config({**opts, name: value})
+            variant.check(self.dim, config)
+            with torch.device("meta"):
+                for index in range(variant.branches):
+                    variant.branch(index)(self.dim, config, index)
         except ConfigError:
             return False
         return True

@@ -318,7 +318,7 @@ def _parse(key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         if re.fullmatch(r"[^\s\"'\[\]{}=#]*", text):
             return text
-        raise ConfigError(f"the value of {key} is not TOML: {text!r}; write text as {key}='…'") from None
+        raise ConfigError(f"{key} is not TOML: {text!r}; write text as {key}='…', a table as {{a = 1}}") from None
 
 
 # Names that other programs use.

@@ -224,6 +224,7 @@ def _changed(settings: Settings) -> Iterator[str]:
     its default leaves to the run."""
     told = {
         "model.variant",
+        "model.options",
         "model.hidden_size",
         "model.num_hidden_layers",
         "train.steps",
@@ -233,6 +234,13 @@ def _changed(settings: Settings) -> Iterator[str]:
     model, usual = settings.model, Settings().to_dict()
     if isinstance(model.options, dict) and isinstance(model.variant, str):
         usual["model"]["options"] = config_to_dict(resolve(model.variant).config)
+    if isinstance(model.options, list):  # a table for each layer
+        defaults = (config_to_dict(resolve(name).config) for name in model.variant)
+        layers = [
+            ", ".join(f"{k} = {json.dumps(v)}" for k, v in options.items() if v != default[k])
+            for options, default in zip(model.options, defaults, strict=True)
+        ]
+        yield from ["model.options=[{" + "}, {".join(layers) + "}]"] if any(layers) else ()
     for table, values in settings.to_dict().items():
         for key, value in values.items():
             before = usual[table][key]
