@@ -61,6 +61,22 @@ def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     assert "not installed" not in done.stderr
 
 
+def test_check_refuses_a_folder_that_is_not_the_installed_one(tmp_path: Path) -> None:
+    folder, _ = render("e99", tmp_path)
+    leave_installed(folder)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    command = [sys.executable, "-m", "elman_core", "check", str(copy)]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert (
+        f"elman-e99 is installed from {folder}, and its kernels there would be checked: pip install -e {copy}"
+        in done.stderr
+    )
+    assert "emulated" not in done.stdout
+
+
 def test_arguments_are_taken_out_of_a_call_however_it_is_laid_out() -> None:
     text = 'from a import Published, other\nx = Variant(name="µ", aliases={"b": ""}, published=(Published(),))\n'
     assert _without(text, NOT_COPIED) == 'from a import other\nx = Variant(name="µ", )\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,9 +64,13 @@ def check(
         for broken in loaded.broken:
             if broken.package == name:
                 raise ConfigError(f"{broken}; its tests run when it can be imported")
+        install = f"pip install -e {shlex.quote(str(folder))}"
         if plugin.package not in packages():
+            raise ConfigError(f"{name} is not installed, so its tests cannot run: {install}")
+        used = Path(import_module(plugin.package).__file__ or "").parent
+        if used.resolve() != (folder / plugin.package).resolve():
             raise ConfigError(
-                f"{name} is not installed, so its tests cannot run: pip install -e {shlex.quote(str(folder))}"
+                f"{name} is installed from {used.parent}, and its kernels there would be checked: {install}"
             )
         for entry in loaded.installed.values():
             for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
