@@ -65,9 +65,9 @@ def compile_to_find_races(extension: Extension, source: Path, made: Path, detect
     _run(*link, str(hooked), str(detector), "-o", str(made))
 
 
-def find_races(program: Path, *arguments: str, backwards: bool = False) -> tuple[int, str]:
+def find_races(program: Path, *arguments: str, **options: bool) -> tuple[int, str]:
     """Runs it. Its exit code, and what it said, each address as file and line, with what it was inlined into."""
-    order = {"EMULATED_BACKWARDS": "1"} if backwards else {}
+    order = {f"EMULATED_{name.upper()}": "1" for name, chosen in options.items() if chosen}
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, env=os.environ | order)
     said = done.stdout + done.stderr
     if addresses := sorted(set(re.findall(r"0x[0-9a-f]+", said))):

@@ -1,8 +1,9 @@
-// For test_kernels_races.py: small kernels that race, each beside one that does not. `emulated_races NAME` runs one of them, 128 threads.
+// For test_kernels_races.py: small kernels that race, each beside one that does not. `emulated_races NAME` runs one of them, 128 threads; of clusters,
+// on two blocks of 64.
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
-#include <elman/matrix_state_ptx.cuh>
+#include <elman/dense_ptx.cuh>
 
 #include <functional>
 #include <map>
@@ -84,6 +85,92 @@ const std::map<std::string, std::function<void()>> kernels = {
      }},
 };
 
+namespace ptx = elman::ptx;
+
+// A block of a cluster has two mbarriers, which count 16 bytes of each thread of a block, in phase 0.
+struct InCluster {
+  float* const x = reinterpret_cast<float*>(ptx::dynamic_shared());
+  const unsigned i = threadIdx.x, base = ptx::shared_address(x);
+  const int other = 1 - blockIdx.x;
+
+  unsigned mbarrier(int b) const { return base + 4000 + 8 * b; }
+  void send(unsigned to, int b = 0, unsigned pieces = 1) const {  // to piece `to` of the other block
+    for (unsigned p = 0; p < pieces; p++)
+      ptx::store_async(ptx::in_block(base + (to + p) * 16, other), make_uint4(1, 1, 1, 1), ptx::in_block(mbarrier(b), other));
+  }
+  void wait(int b = 0) const {
+    while (!ptx::barrier_passed(mbarrier(b), 0)) {
+    }
+  }
+  void read(unsigned piece) const { taken[64 * blockIdx.x + i] = x[4 * piece]; }
+};
+template <class Body>
+std::function<void()> in_cluster(Body body) {
+  return [=] {
+    const InCluster c;
+    if (c.i == 0)
+      for (int b : {0, 1}) ptx::barrier_init(c.mbarrier(b), 1), ptx::barrier_expect(c.mbarrier(b), 64 * 16);
+    ptx::cluster_sync();
+    body(c);
+    ptx::cluster_sync();
+  };
+}
+// Block 0 reads and sends, as `body` has it. Block 1 writes to what was read, by st.async, when all that has arrived.
+template <class Body>
+std::function<void()> sent_back(Body body) {
+  return in_cluster([=](const InCluster& c) { blockIdx.x == 0 ? body(c) : (c.wait(), c.send(c.i)); });
+}
+
+const std::map<std::string, std::function<void()>> clusters = {
+    {"sent", in_cluster([](auto& c) { c.send(c.i), c.wait(), c.read(c.i ^ 32); })},
+    {"sent_and_not_waited_for", in_cluster([](auto& c) { c.send(c.i), c.read(c.i ^ 32); })},
+    {"sent_and_waited_for_by_a_warp", in_cluster([](auto& c) {
+       c.send(c.i);
+       if (c.i < 32) c.wait();
+       c.read(c.i ^ 1);
+     })},
+    {"sent_and_waited_for_by_a_warp_then_a_barrier", in_cluster([](auto& c) {
+       c.send(c.i);
+       if (c.i < 32) c.wait();
+       __syncthreads(), c.read(c.i ^ 1);
+     })},
+    {"sent_and_another_mbarrier_waited_for", in_cluster([](auto& c) { c.send(c.i), c.send(64 + c.i, 1), c.wait(1), c.read(c.i); })},
+    {"sent_onto_what_is_written", in_cluster([](auto& c) {
+       c.x[4 * c.i] = 1.f;
+       c.send(c.i);
+     })},
+    {"sent_onto_what_was_written", in_cluster([](auto& c) {
+       c.x[4 * c.i] = 1.f;
+       ptx::cluster_sync(), c.send(c.i);
+     })},
+    {"two_sent_to_a_place", in_cluster([](auto& c) { c.send(c.i / 2); })},
+    {"sent_after_a_block_has_read", sent_back([](auto& c) { c.read(c.i), c.send(c.i); })},
+    {"sent_before_a_block_has_read", sent_back([](auto& c) { c.send(c.i), c.read(c.i); })},
+    {"sent_for_a_warp", sent_back([](auto& c) {
+       c.read(c.i), __syncwarp();
+       if (c.i % 32 == 0) c.send(c.i, 0, 32);
+     })},
+    {"sent_for_a_warp_in_order", sent_back([](auto& c) {
+       c.read(c.i), __shfl_sync(~0u, 0.f, 0);
+       if (c.i % 32 == 0) c.send(c.i, 0, 32);
+     })},
+    {"sent_for_two_warps", sent_back([](auto& c) {
+       c.read(c.i), __shfl_sync(~0u, 0.f, 0);
+       if (c.i == 0) c.send(0, 0, 64);
+     })},
+    {"initialised_by_a_lane",
+     [] {
+       const InCluster c;
+       if (c.i == 0) ptx::barrier_init(c.mbarrier(0), 1);
+       __shfl_sync(~0u, 0.f, 0);
+       if (c.i == 1) ptx::barrier_expect(c.mbarrier(0), 0);
+     }},
+};
+
 }  // namespace
 
-int main(int, char** names) { emulated::launch(1, 128, shared, sizeof(shared), kernels.at(names[1])); }
+int main(int, char** names) {
+  if (const auto kernel = clusters.find(names[1]); kernel != clusters.end())
+    return emulated::launch_together(dim3(2), 64, 2, 4096, kernel->second);
+  emulated::launch(1, 128, shared, sizeof(shared), kernels.at(names[1]));
+}

@@ -1,6 +1,14 @@
-// A detector of races in the shared memory of a block of emulated threads: two accesses to a place, one of them a write, of which neither
+// A detector of races in the shared memory of blocks of emulated threads: two accesses to a place, one of them a write, of which neither
 // happens before the other. Time is a clock of each thread, and for each thread what it has seen of the others' clocks. Barriers alone
-// order threads: __syncthreads, bar.sync over a part of a block, __syncwarp. Shuffles, mma, movmatrix and ldmatrix order nothing, as PTX has it.
+// order threads: __syncthreads, bar.sync over a part of a block, __syncwarp, barrier.cluster, mbarriers. Shuffles, mma, movmatrix and ldmatrix
+// order nothing, as PTX has it, nor do words that blocks exchange through global memory.
+//
+// An mbarrier has a clock, too: its phases. st.async writes from when it is issued until the phase ends that counts it, so it comes after what its thread
+// did before, and before what a thread does that has seen that phase end, or has heard of it: not before what its own thread does next. Who sees
+// a phase end has seen what all had done that armed the barrier in that phase or sent what it counts.
+//
+// With EMULATED_IN_ORDER, who has met its warp in a shuffle, an mma and so on comes after what the lanes read before it (not: wrote). No GPU does otherwise,
+// since a warp's instructions are issued in order, but PTX does not promise it.
 //
 // A program is compiled with -fsanitize=thread -DEMULATED_RACES, so that the compiler calls a hook before each access, and linked with this
 // file, which is compiled without, in place of ThreadSanitizer's library. Shared memory is looked at in places of two bytes. Its value is not: a
@@ -20,14 +28,19 @@
 
 namespace {
 
-constexpr std::size_t kPlace = 2, kLines = 8;
+constexpr std::size_t kPlace = 2, kMbarrier = 8, kLines = 8;
 using Clock = unsigned;
 using Address = std::uintptr_t;
 
 struct Access {
   Address where = 0;  // after the instruction
   Clock clock = 0;
-  int thread = -1;
+  int thread = -1;  // for a read `threads` more; or the number of an mbarrier, whose phases are the clock
+};
+struct Mbarrier {
+  int number;
+  Clock phases = 0;
+  std::vector<Clock> seen;  // by who arrived in the phases before this one
 };
 struct Place {
   Access write;
@@ -36,32 +49,50 @@ struct Place {
   bool copied = false;  // now, by the thread of `write`, without its waiting
 };
 
-struct Detector {
-  Address first = 0, last = 0;  // of shared memory
-  int threads = 0, current = 0;
-  std::vector<Clock> seen;  // [thread, of thread]
+struct Shared {  // memory of a block
+  Address first, last;
   std::vector<Place> places;
+};
+
+void join(std::vector<Clock>& into, const std::vector<Clock>& seen, std::size_t first, std::size_t last) {
+  into.resize(std::max(into.size(), last), 0);
+  for (std::size_t i = first; i < last; i++) into[i] = std::max(into[i], seen[i]);
+}
+void join(std::vector<Clock>& into, const std::vector<Clock>& seen) { join(into, seen, 0, seen.size()); }
+
+struct Detector {
+  std::vector<Shared> blocks;
+  int threads = 0, of_block = 0, current = 0;
+  const bool in_order = std::getenv("EMULATED_IN_ORDER") != nullptr;
+  std::vector<std::vector<Clock>> seen;  // [thread][of threads' writes, of their reads, of mbarriers]
+  std::map<const void*, Mbarrier> mbarriers;
   std::map<const void*, std::vector<int>> arrived;
   std::map<const void*, std::vector<Clock>> seen_by_tellers;  // by those who did not wait
   std::set<std::pair<Address, Address>> told;
   std::uint64_t races = 0, accesses = 0, look = 0;
   std::vector<std::uint64_t> looked;  // [thread]: the last look at a place in which it was found
 
-  Clock& clock(int thread, int of) { return seen[std::size_t(thread) * threads + of]; }
-  Access access(Address where) { return {where, clock(current, current), current}; }
-  bool before(const Access& a) { return a.thread < 0 || a.clock <= clock(current, a.thread); }
+  Access access(Address where, int thread) { return {where, seen[current][thread], thread}; }
+  void tick(int thread) { seen[thread][thread]++, seen[thread][threads + thread]++; }
+  bool before(const Access& a) { return a.thread < 0 || a.clock <= seen[current][a.thread]; }
   void race(const char* now, Address where, const char* then, const Access& other, Address place) {
     races++;
     if (told.size() == kLines || !told.insert({where, other.where}).second) return;
-    std::printf("%s at 0x%zx by thread %d, %s at 0x%zx by thread %d: byte %zu\n", now, std::size_t(where - 1), current, then,
-                std::size_t(other.where - 1), other.thread, std::size_t(place - first));
+    std::printf("%s at 0x%zx by thread %d of block %d, %s at 0x%zx by ", now, std::size_t(where - 1), current % of_block,
+                current / of_block, then, std::size_t(other.where - 1));
+    if (other.thread < 2 * threads)
+      std::printf("thread %d of block %d", other.thread % of_block, other.thread % threads / of_block);
+    else std::printf("st.async");
+    std::printf(": byte %zu\n", std::size_t(place));
   }
   template <class Visit>
   void visit(const void* p, std::size_t bytes, Visit visit) {
-    const Address from = std::max(Address(p), first), to = std::min(Address(p) + bytes, last);
-    if (from >= to) return;
-    accesses++;
-    for (std::size_t i = (from - first) / kPlace; i <= (to - 1 - first) / kPlace; i++) visit(places[i], first + i * kPlace);
+    for (Shared& x : blocks) {
+      const Address from = std::max(Address(p), x.first), to = std::min(Address(p) + bytes, x.last);
+      if (from >= to) continue;
+      accesses++;
+      for (std::size_t i = (from - x.first) / kPlace; i <= (to - 1 - x.first) / kPlace; i++) visit(x.places[i], i * kPlace);
+    }
   }
 
   // Reads that happened before another one: what is ordered with the later one is ordered with them.
@@ -81,45 +112,67 @@ struct Detector {
       if (x.copied) race("read", where, "while it is copied to", x.write, place);
       else if (!before(x.write)) race("read", where, "not ordered with the write", x.write, place);
       if (x.reads.size() >= x.enough) forget(x);
-      x.reads.push_back(access(where));
+      x.reads.push_back(access(where, threads + current));
     });
   }
-  void write(const void* p, std::size_t bytes, Address where, bool copied = false) {
+  void write(const void* p, std::size_t bytes, Address where, bool copied = false, const Mbarrier* counts = nullptr) {
     visit(p, bytes, [&](Place& x, Address place) {
       if (x.copied) race("write", where, "while it is copied to", x.write, place);
       else if (!before(x.write)) race("write", where, "not ordered with the write", x.write, place);
       for (const Access& r : x.reads)
         if (!before(r)) race("write", where, "not ordered with the read", r, place);
-      x.write = access(where), x.reads.clear(), x.copied = copied;
+      x.write = counts ? Access{where, counts->phases + 1, counts->number} : access(where, current);
+      x.reads.clear(), x.copied = copied;
     });
   }
   void copy_ends(const void* p, std::size_t bytes) {
-    visit(p, bytes,
-          [&](Place& x, Address) { x.write.clock = clock(current, current), x.write.thread = current, x.copied = false; });
+    visit(p, bytes, [&](Place& x, Address) { x.write.clock = seen[current][current], x.write.thread = current, x.copied = false; });
   }
   void tell(std::vector<Clock>& seen_by_tellers) {
-    seen_by_tellers.resize(threads, 0);
-    for (int i = 0; i < threads; i++) seen_by_tellers[i] = std::max(seen_by_tellers[i], clock(current, i));
-    clock(current, current)++;
+    join(seen_by_tellers, seen[current]);
+    tick(current);
   }
-  void complete(std::vector<int>& met, std::vector<Clock>& seen_by_tellers) {
-    std::vector<Clock> all = seen_by_tellers;
-    all.resize(threads, 0);
-    for (int t : met)
-      for (int i = 0; i < threads; i++) all[i] = std::max(all[i], clock(t, i));
-    for (int t : met) {
-      std::copy(all.begin(), all.end(), &clock(t, 0));
-      clock(t, t)++;
+  void complete(std::vector<int>& met, std::vector<Clock>& by_all, bool orders) {
+    if (orders || in_order) {
+      const std::size_t first = orders ? 0 : threads, last = orders ? seen[0].size() : 2 * threads;
+      for (int t : met) join(by_all, seen[t], first, last);
+      by_all.resize(last, 0);
+      for (int t : met) join(seen[t], by_all, first, last), tick(t);
     }
-    met.clear(), seen_by_tellers.clear();
+    met.clear(), by_all.clear();
   }
   void begin(const void* shared, std::size_t bytes, int count) {
-    first = Address(shared), last = first + bytes, threads = count;
-    seen.assign(std::size_t(count) * count, 0);
-    for (int t = 0; t < count; t++) clock(t, t) = 1;
-    looked.assign(count, 0), look = 0;
-    places.assign((bytes + kPlace - 1) / kPlace, {});
-    arrived.clear(), seen_by_tellers.clear();
+    blocks.push_back({Address(shared), Address(shared) + bytes, std::vector<Place>((bytes + kPlace - 1) / kPlace)});
+    threads += count, of_block = count;
+    seen.assign(threads, std::vector<Clock>(2 * threads, 0));
+    for (int t = 0; t < threads; t++) tick(t);
+    looked.assign(2 * threads, 0);
+  }
+  void end() {
+    blocks.clear(), mbarriers.clear(), arrived.clear(), seen_by_tellers.clear();
+    threads = 0;
+  }
+
+  // An operation on an mbarrier must come after its initialisation; among themselves they need no order.
+  Mbarrier& on(const void* mbarrier, Address where) {
+    read(mbarrier, kMbarrier, where);
+    return mbarriers.at(mbarrier);
+  }
+  void init(const void* mbarrier, Address where) {
+    write(mbarrier, kMbarrier, where);
+    if (!mbarriers.insert({mbarrier, {int(seen[0].size())}}).second) return;
+    for (auto& of_thread : seen) of_thread.push_back(0);
+  }
+  void send(const void* to, std::size_t bytes, const void* mbarrier, Address where) {
+    write(to, bytes, where, false, &on(mbarrier, where));
+    tell(seen_by_tellers[mbarrier]);
+  }
+  void phase_ends(const void* mbarrier) {
+    Mbarrier& x = mbarriers.at(mbarrier);
+    std::vector<Clock>& by_tellers = seen_by_tellers[mbarrier];
+    join(x.seen, by_tellers), by_tellers.clear();
+    x.seen.resize(seen[0].size(), 0);
+    x.seen[x.number] = ++x.phases;
   }
 };
 Detector* detector = nullptr;
@@ -141,13 +194,23 @@ void begin(const void* shared, std::size_t bytes, int threads) {
   if (detector == nullptr) detector = new Detector;
   detector->begin(shared, bytes, threads);
 }
-void end() { detector->first = detector->last = 0; }
+void end() { detector->end(); }
 void run(int thread) { detector->current = thread; }
 void arrive(const void* barrier) { detector->arrived[barrier].push_back(detector->current); }
 void tell(const void* barrier) { detector->tell(detector->seen_by_tellers[barrier]); }
-void complete(const void* barrier) { detector->complete(detector->arrived[barrier], detector->seen_by_tellers[barrier]); }
+void complete(const void* barrier, bool orders) {
+  detector->complete(detector->arrived[barrier], detector->seen_by_tellers[barrier], orders);
+}
 void copy_begins(const void* to, std::size_t bytes) { detector->write(to, bytes, HERE, true); }
 void copy_ends(const void* to, std::size_t bytes) { detector->copy_ends(to, bytes); }
+void init(const void* mbarrier) { detector->init(mbarrier, HERE); }
+void arm(const void* mbarrier) {
+  detector->on(mbarrier, HERE);
+  detector->tell(detector->seen_by_tellers[mbarrier]);
+}
+void send(const void* to, std::size_t bytes, const void* mbarrier) { detector->send(to, bytes, mbarrier, HERE); }
+void phase_ends(const void* mbarrier) { detector->phase_ends(mbarrier); }
+void pass(const void* mbarrier) { join(detector->seen[detector->current], detector->on(mbarrier, HERE).seen); }
 
 }  // namespace emulated::races
 

@@ -1,20 +1,24 @@
-"""No race in the shared memory of the matrix-state kernels, by which barriers order which threads (races.cpp).
+"""No race in the shared memory of matrix-state kernels and of clusters, by which barriers order which threads (races.cpp).
 
 Of each place any two accesses are compared, by two threads and one of them a write: barriers must order them, however far apart
 they ran.
 Only these kernels: others have many threads write one value to one place, which is a race by this measure.
+
+In E23's kernels (`IN_ORDER`) a warp reads, then some of its lanes send for all. That the others have read by then follows from
+the order in which a warp's instructions are issued. PTX promises it only where a `__syncwarp` is between.
 """
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import elman_csrc
 import pytest
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
-from gpu_programs import FUSED, Program, bf16, e75, e97, f16, f32, matrix, name_of
+from gpu_programs import FUSED, Program, bf16, dense, e75, e97, f16, f32, gates, matrix, name_of, rnn, tape
 
 from elman_core.kernels.build import Extension
 from elman_core.testing.kernel import need_host_compiler
@@ -44,13 +48,33 @@ PROGRAMS = {  # to numbers of heads
 BLOCKED = {
     matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1 for rows, columns in ((64, 24), (64, 72), (128, 72))
 }
-SOUND = ("barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy")
+E23 = tape(bf16, 96)
+IN_ORDER = (E23, tape(f32, 96, packed=True))
+DENSE = dense("cluster", 0, 1, bf16, 144)
+CLUSTERS = (
+    *IN_ORDER,
+    DENSE,
+    dense("cluster", 0, 1, f32, 48),
+    dense("cluster", 0, 1, bf16, 144, tied=True),
+    gates(rnn.gru_gates.cell, 16, bf16, 64),
+)
+SOUND = (
+    "barrier", "warp_barrier", "both_halves", "through_a_third", "halves_of_a_word", "copy", "own_copy",
+    "sent", "sent_and_waited_for_by_a_warp_then_a_barrier", "sent_onto_what_was_written", "sent_after_a_block_has_read",
+    "sent_for_a_warp",
+)  # fmt: skip
 RACING = (
     "no_barrier", "shuffle", "warp_barrier_for_a_block", "half_of_the_warps", "halves_apart", "write_after_read", "same_place",
     "copy_without_waiting", "copy_with_a_barrier_only", "copy_of_a_group_not_waited_for", "copy_without_a_barrier",
-    "copy_onto_what_is_read",
+    "copy_onto_what_is_read", "sent_and_not_waited_for", "sent_and_waited_for_by_a_warp",
+    "sent_and_another_mbarrier_waited_for", "sent_onto_what_is_written", "two_sent_to_a_place", "sent_before_a_block_has_read",
+    "sent_for_a_warp_in_order", "sent_for_two_warps", "initialised_by_a_lane",
 )  # fmt: skip
 LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
+SCORES = "      score_now = c.slots_received(), written = softmax<Elem>(kappa * score_now);"
+SENT = "c.send_number(warp_sum(w * h));"
+W_PART = "c.partials(c.w_part, 1);"
+STORE = "product.store(partial_out, g.rows);"
 MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "no helpers_sync in the backward's loop": (
         FUSED_32X24,
@@ -83,6 +107,32 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
             "helpers_sync<P>(at.team);\n      block",
         ),
     ),
+    "a wait of the first warp alone": (E23, "e23_cluster.cuh", ("while (!ptx::", "while (warp == 0 && !ptx::")),
+    "what arrived read after the answer is sent": (
+        E23,
+        "e23.cuh",
+        (f"{SCORES}\n    }}\n", "    }\n"),
+        (SENT, f"{SENT} c.e--;\n{SCORES} c.e++;\n"),
+    ),
+    "one half for every exchange of E23": (
+        E23,
+        "e23_cluster.cuh",
+        ("ptx::in_block(half(e) + offset", "ptx::in_block(base + offset"),
+        ("shared + e % 2 * L::half", "shared"),
+    ),
+    "no barrier before sums of E23 are added": (E23, "e23.cuh", (f"{W_PART}\n    __syncthreads();", W_PART)),
+    "no barrier before sums are added": (DENSE, "dense.cuh", (f"{STORE}\n      __syncthreads();", STORE)),
+    "a wait of one lane": (
+        DENSE,
+        "dense.cuh",
+        ("while (!ptx::barrier_passed", "while (lane == 0 && !ptx::barrier_passed"),
+    ),
+    "one slot for every step": (
+        DENSE,
+        "dense.cuh",
+        ("send_to + slot * Slot::slot_bytes", "send_to"),
+        ("L::slots + slot * Slot::slot_bytes", "L::slots"),
+    ),
 }
 
 
@@ -106,9 +156,9 @@ def compile_driver(compiled: Compile, program: Program, heads: int, steps: int) 
     return compiled(program.source, program.extension, *sizes)
 
 
-def races(program: Path, *arguments: str, backwards: bool = False) -> tuple[int, str]:
+def races(program: Path, *arguments: str, **options: bool) -> tuple[int, str]:
     """How many the program has, and what it said."""
-    code, said = find_races(program, *arguments, backwards=backwards)
+    code, said = find_races(program, *arguments, **options)
     found = re.search(r"^(\d+) races in shared memory, of (\d+) accesses$", said, re.MULTILINE)
     assert found, said
     count, accesses = map(int, found.groups())
@@ -120,7 +170,7 @@ def races(program: Path, *arguments: str, backwards: bool = False) -> tuple[int,
 @pytest.fixture
 def small(compiled: Compile) -> Path:
     source = HERE / "emulated_races.cu"
-    return compiled(source, Extension("small", source))
+    return compiled(source, Extension("small", source, include=(elman_csrc.get_include(),)))
 
 
 @pytest.mark.parametrize("kernel", SOUND)
@@ -134,11 +184,44 @@ def test_threads_ordered_by_barriers_do_not_race(kernel: str, small: Path) -> No
 def test_a_race_is_found_in_either_order(kernel: str, backwards: bool, small: Path) -> None:
     count, said = races(small, kernel, backwards=backwards)
     assert count > 0, said
-    assert "emulated_races.cu:" in said  # where
+    assert "emulated_races.cu:" in said or "dense_ptx.cuh:" in said  # where
+
+
+def test_what_a_warp_reads_comes_before_what_its_lanes_send_if_instructions_are_issued_in_order(small: Path) -> None:
+    count, said = races(small, "sent_for_a_warp_in_order", in_order=True)
+    assert count == 0, said
+    for kernel in ("sent_for_two_warps", "shuffle"):
+        count, said = races(small, kernel, in_order=True)
+        assert count > 0, said
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_of_the_program_for_racecheck_two_cases_race(case: int, compiled: Compile) -> None:
+    source = HERE / "racecheck_clusters.cu"
+    count, said = races(compiled(source, Extension("clusters", source, include=(elman_csrc.get_include(),))), str(case))
+    assert (count > 0) == (case in (3, 4)), said
 
 
 def steps_of(program: Program) -> int:
-    return LONG if program in BLOCKED else STEPS
+    return LONG if program in BLOCKED else 5 if program in CLUSTERS else STEPS
+
+
+@pytest.mark.parametrize("program", CLUSTERS, ids=name_of)
+def test_the_kernels_of_clusters_do_not_race(program: Program, compiled: Compile) -> None:
+    driver = compile_driver(compiled, program, 1, steps_of(program))
+    count, said = races(driver, in_order=program in IN_ORDER)
+    assert count == 0, said
+    assert "every output was written" in said
+
+
+def test_e23_does_not_race_by_the_letter_of_ptx_where_a_warp_meets_before_it_sends(
+    compiled: Compile, tmp_path: Path
+) -> None:
+    first = "void send_piece(unsigned offset, uint4 x, int to) {\n"
+    mended = changed(E23, "e23_cluster.cuh", [(first, f"{first}    __syncwarp();\n")], tmp_path)
+    for program, races_are_expected in ((E23, True), (mended, False)):
+        count, said = races(compile_driver(compiled, program, 1, steps_of(E23)))
+        assert (count > 0) == races_are_expected, said
 
 
 @pytest.mark.parametrize(("program", "heads"), (PROGRAMS | BLOCKED).items(), ids=map(name_of, PROGRAMS | BLOCKED))
@@ -149,18 +232,25 @@ def test_the_matrix_state_kernels_do_not_race(program: Program, heads: int, comp
     assert "every output was written" in said
 
 
+def changed(program: Program, file: str, changes: Sequence[tuple[str, str]], folder: Path) -> Program:
+    """`program` with other text in one of its files, whose folder is copied."""
+    whole = program.extension
+    old = next(p for f in (*whole.include, whole.binding.parent) for p in f.rglob(file))
+    top = old.parent if whole.binding.parent == old.parent else old.parents[1]
+    copied = Path(shutil.copytree(top, folder / "changed"))
+    text = old.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    (copied / old.relative_to(top)).write_text(text)
+    include = tuple(copied if f == top else f for f in whole.include)
+    binding = copied / whole.binding.name if top == whole.binding.parent else whole.binding
+    return replace(program, extension=replace(whole, name=f"{whole.name}_changed", include=include, binding=binding))
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tmp_path: Path) -> None:
     program, file, *changes = MUTATIONS[name]
-    whole = program.extension
-    (include,) = whole.include
-    shutil.copytree(include, tmp_path / "include")
-    mutated = tmp_path / "include" / "elman" / file
-    text = mutated.read_text()
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    mutated.write_text(text)
-    extension = replace(whole, name=name.replace(" ", "_"), include=(tmp_path / "include",))
-    count, said = races(compile_driver(compiled, replace(program, extension=extension), 1, steps_of(program)))
+    driver = compile_driver(compiled, changed(program, file, changes, tmp_path), 1, steps_of(program))
+    count, said = races(driver, in_order=program in IN_ORDER)
     assert count > 0, said

@@ -10,20 +10,27 @@ It loses count of such barriers: it also reports a hazard in a program of twenty
 by themselves before all meet (racecheck_named_barriers.cu; there it depends on how the barrier's number is given to the
 assembler, which makes the same machine code of both). That no two accesses in these programs are without an order is what
 test_kernels_races.py finds, from which threads each barrier orders.
+
+Of E23's programs (`SENT`) it reports reads of sums over channels against writes of the next ones. A warp has read before it
+sends by st.async, and who writes has waited for all that was sent. These reports are expected as long as it also reports such
+an order in a small program, where each thread sends for itself (racecheck_clusters.cu). test_kernels_races.py says what races.
 """
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
+import elman_csrc
 import pytest
 from emulated import compile_emulated
-from gpu_programs import FUSED, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn, tape
+from gpu_programs import FUSED, HERE, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn, tape
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -39,6 +46,7 @@ MISCOUNTED = [
     matrix(96, 20, f16, FUSED, write=True),
     matrix(4, 260, bf16, FUSED),  # more lines than a block takes
 ]
+SENT = [tape(bf16, 96), tape(f32, 288, packed=True)]
 PROGRAMS = [
     dense("cluster", 0, 1, bf16, 144),
     dense("cluster", 0, 1, f32, 48),
@@ -56,8 +64,7 @@ PROGRAMS = [
     gates(rnn.lstm_gates.cell, 16, f16, 64),
     gates(rnn.gru_gates.cell, 16, bf16, 320),
     gates(rnn.slstm_gates.cell, 8, bf16, 128, heads=2),
-    tape(bf16, 96),
-    tape(f32, 288, packed=True),
+    *SENT,
     *MISCOUNTED,
     matrix(16, 16, bf16, FUSED),
     matrix(16, 16, f16),
@@ -101,6 +108,30 @@ def compiled(program: Program, folder: Path) -> Path:
     return made
 
 
+Hazards = Callable[[str, int], bool]
+
+
+@pytest.fixture(scope="module")
+def hazards(tmp_path_factory: pytest.TempPathFactory) -> Hazards:
+    """Whether racecheck reports any in a case of a small program."""
+
+    @cache
+    def compiled(name: str) -> Path:
+        made, source = tmp_path_factory.mktemp("small") / name, HERE / f"{name}.cu"
+        flags = (f"-arch={build.local_arch(PROGRAMS[0].extension)}", "-O3", "-std=c++17", "-lineinfo")
+        command = [str(toolchain.find_nvcc()), *flags, f"-I{elman_csrc.get_include()}", "-o", str(made), str(source)]
+        subprocess.run(command, check=True, timeout=120)
+        return made
+
+    def reported(name: str, case: int) -> bool:
+        words = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", str(compiled(name)), str(case)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode in (0, 9), done.stdout + done.stderr
+        return done.returncode == 9
+
+    return reported
+
+
 Said = dict[str, subprocess.CompletedProcess[str]]  # by tool
 
 
@@ -133,30 +164,39 @@ def sanitized(
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
 @pytest.mark.parametrize(("program", "tool"), [asked_of(program, tool) for program in PROGRAMS for tool in TOOLS])
-def test_the_sanitizer_finds_nothing(program, tool, sanitized):
+def test_the_sanitizer_finds_nothing(program, tool, sanitized, hazards):
     done = sanitized[name_of(program)].result()[tool]
+    if program in SENT and tool == "racecheck" and done.returncode == 9 and hazards("racecheck_clusters", 1):
+        source = program.extension.binding.with_name("e23_cluster.cuh").read_text().splitlines()
+        (line,) = (i for i, text in enumerate(source, 1) if "sum += p[w * kRows" in text)
+        for race in done.stdout.split("Race reported between")[1:]:
+            assert re.search(rf"e23_cluster\.cuh:{line}\b", race), race
+        assert SAYS in done.stdout
+        pytest.xfail("racecheck sees no order by st.async")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert SAYS in done.stdout
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
-def test_racecheck_of_named_barriers(tmp_path):
+def test_racecheck_of_named_barriers(hazards):
     """It finds the race, and nothing where all meet at one barrier. Where it sees one too many, `MISCOUNTED` stands."""
-    made, source = tmp_path / "program", Path(__file__).with_name("racecheck_named_barriers.cu")
-    arch = build.local_arch(PROGRAMS[0].extension)
-    command = [str(toolchain.find_nvcc()), f"-arch={arch}", "-O3", "-lineinfo", "-o", str(made), str(source)]
-    subprocess.run(command, check=True, timeout=120)
-
-    def hazards(case: int) -> int:
-        words = ["compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", str(made), str(case)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode in (0, 9), done.stdout + done.stderr
-        return done.returncode
-
-    assert [hazards(0), hazards(3)] == [0, 9]
-    if not hazards(1) and not hazards(2):
+    assert [hazards("racecheck_named_barriers", case) for case in (0, 3)] == [False, True]
+    if not any(hazards("racecheck_named_barriers", case) for case in (1, 2)):
         pytest.xfail("racecheck has learnt to count named barriers: ask it for the programs in MISCOUNTED again")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
+def test_racecheck_of_clusters(hazards):
+    """It finds the race, and nothing where blocks meet as well. Where it sees one too many, the reports of `SENT` are expected.
+
+    If it reports case 3 alone, which PTX does not order, E23 needs a `__syncwarp` before it sends.
+    """
+    found = [hazards("racecheck_clusters", case) for case in range(5)]
+    assert (found[0], found[4]) == (False, True), found
+    if not found[1]:
+        pytest.xfail(f"racecheck has learnt st.async: it reports cases {[i for i, x in enumerate(found) if x]}")
 
 
 @pytest.mark.parametrize("program", EMULATED, ids=name_of)

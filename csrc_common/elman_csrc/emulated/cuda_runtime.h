@@ -144,6 +144,7 @@ struct Thread {
 };
 struct Block {
   dim3 index;
+  int first;  // of its threads, counted over the blocks that run in turns
   unsigned char* shared;
   std::vector<unsigned char> own;  // shared memory, if other blocks run in turns with this one
   std::vector<Thread> threads;
@@ -194,11 +195,11 @@ inline void arrive(Barrier& b, int count, bool orders) {
   block->progress++;
   if (++b.arrived < count) return;
   b.arrived = 0, b.generation++;
-  if (orders) races::complete(&b);
+  races::complete(&b, orders);
 }
 inline void wait(Barrier& b, int count, bool orders = true) {
   const unsigned mine = b.generation;
-  if (orders) races::arrive(&b);
+  races::arrive(&b);
   arrive(b, count, orders);
   while (b.generation == mine) yield();
 }
@@ -243,7 +244,7 @@ inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
     for (int i = warp * 32; i < std::min(threads, warp * 32 + 32); i++) {
       if (now.threads[i].done) continue;
       left = true, now.current = i, threadIdx.x = i;
-      races::run(i);
+      races::run(now.first + i);
       go_on(now.threads[i]);
       if (*fault) return false;
     }
@@ -253,7 +254,7 @@ inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
 template <class Kernel>
 void prepare(Block& made, const dim3& index, int threads, unsigned char* shared, std::size_t bytes, const Kernel& kernel,
              int first = 0) {
-  made.index = index, made.shared = shared;
+  made.index = index, made.first = first, made.shared = shared;
   made.threads.resize(threads), made.warps.resize((threads + 31) / 32);
   made.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, made.kernel = &kernel;
   std::memset(shared, 0xff, bytes);  // arbitrary contents at the start: NaN
@@ -304,6 +305,7 @@ cudaError_t launch_together(const dim3& grid, int threads, int each, std::size_t
     for (unsigned b = 0; b < grid.x; b++) {
       blocks[b].own.resize(bytes);
       prepare(blocks[b], dim3(b, row % grid.y, row / grid.y), threads, blocks[b].own.data(), bytes, kernel, int(b) * threads);
+      races::begin(blocks[b].shared, bytes, threads);
     }
     for (bool left = true; left; turn++) {
       bool moved = stalled;
@@ -327,6 +329,7 @@ cudaError_t launch_together(const dim3& grid, int threads, int each, std::size_t
       if (left && !moved) std::fprintf(stderr, "the blocks of row %u wait for each other\n", row), std::abort();
     }
     if (!on_their_way.empty()) fail("a store reaches a block that has left");
+    races::end();
   }
   block = nullptr;
   return *fault ? cudaErrorMisalignedAddress : cudaSuccess;

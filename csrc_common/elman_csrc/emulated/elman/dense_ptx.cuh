@@ -45,8 +45,10 @@ struct Counter {  // an mbarrier
   signed char arrivals, pending;
   unsigned short phase = 0;
   int bytes = 0;
-  void changed() {
-    if (pending == 0 && bytes == 0) phase++, pending = arrivals;
+  EMULATED_UNSEEN void changed() {
+    if (pending != 0 || bytes != 0) return;
+    phase++, pending = arrivals;
+    emulated::races::phase_ends(this);
   }
 };
 static_assert(sizeof(Counter) == 8);
@@ -81,19 +83,21 @@ void hold(T&) {}
 inline unsigned first_of_cluster() { return emulated::block->index.x / emulated::cluster_blocks * emulated::cluster_blocks; }
 inline unsigned in_block(unsigned address, int rank) { return (address & 0xffffff) | (first_of_cluster() + rank) << 24; }
 inline Counter& counter(unsigned barrier) { return *reinterpret_cast<Counter*>(emulated::aligned(at(barrier), 8)); }
-inline void barrier_init(unsigned barrier, int arrivals) {
+inline EMULATED_UNSEEN void barrier_init(unsigned barrier, int arrivals) {
+  emulated::races::init(at(barrier));
   counter(barrier) = {static_cast<signed char>(arrivals), static_cast<signed char>(arrivals)};
 }
-inline void barrier_expect(unsigned barrier, int bytes) {
+inline EMULATED_UNSEEN void barrier_expect(unsigned barrier, int bytes) {
+  emulated::races::arm(at(barrier));
   Counter& c = counter(barrier);
   if (c.pending == 0) emulated::fail("a barrier is armed twice");
   c.bytes += bytes, c.pending--;
   c.changed();
   emulated::block->progress++;
 }
-inline void store_async(unsigned to, uint4 v, unsigned barrier) {
-  emulated::aligned(at(to), 16);
-  const auto land = [=] {
+inline EMULATED_UNSEEN void store_async(unsigned to, uint4 v, unsigned barrier) {
+  emulated::races::send(emulated::aligned(at(to), 16), 16, at(barrier));
+  const auto land = [=]() EMULATED_UNSEEN {
     emulated::Block& there = (*emulated::together)[to >> 24];
     if (std::all_of(there.threads.begin(), there.threads.end(), [](const auto& thread) { return thread.done; }))
       emulated::fail("a store reaches a block that has left");
@@ -108,15 +112,15 @@ inline void store_async(unsigned to, uint4 v, unsigned barrier) {
   if (emulated::stalled) emulated::on_their_way.push_back({emulated::turn + 5, land});
   else land();
 }
-inline bool barrier_passed(unsigned barrier, unsigned parity) {
+inline EMULATED_UNSEEN bool barrier_passed(unsigned barrier, unsigned parity) {
   const bool passed = counter(barrier).phase % 2 != parity;
-  if (passed) emulated::block->progress++;
+  if (passed) emulated::races::pass(at(barrier)), emulated::block->progress++;
   else emulated::yield();
   return passed;
 }
 inline void cluster_sync() {
   const unsigned each = emulated::cluster_blocks;
-  emulated::wait(emulated::clusters[emulated::block->index.x / each], int(each * blockDim.x), false);
+  emulated::wait(emulated::clusters[emulated::block->index.x / each], int(each * blockDim.x));
 }
 inline unsigned long long nanoseconds() {
   emulated::block->progress++;
