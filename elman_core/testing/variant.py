@@ -92,7 +92,9 @@ class VariantContract(KernelContract, EquationContract, InitialContract, MixerCo
                 if self._fingerprint(opts) != self._fingerprint({**opts, field.name: other}):
                     break
             else:
-                pytest.fail(f"option {field.name!r} does nothing, or no other value of it is legal (set `values`)")
+                pytest.fail(
+                    f"option {field.name!r} does nothing in any of `options`, or no other value is legal (set `values`)"
+                )
 
     def test_every_choice_matters(self) -> None:
         """No two choices of an option are the same thing under two names."""
