@@ -320,7 +320,8 @@ def check_folder(folder: Path, weights: bool = False) -> None:
         raise CheckpointError(f"{folder}: {CHECKSUMS} is damaged") from error
     if wrong := next(_wrong(folder, listed), None):
         hint = f"; copy or export it again, or delete {CHECKSUMS} if you changed it"
-        raise CheckpointError(f"{folder}: {wrong}{hint * (not (folder / 'state').exists())}")
+        of_a_run = any(name.startswith("state/") for name in entries)
+        raise CheckpointError(f"{folder}: {wrong}{'' if of_a_run else hint}")
 
 
 def _wrong(folder: Path, listed: dict[str, Any]) -> Iterator[str]:

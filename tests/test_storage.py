@@ -14,7 +14,7 @@ from collections import namedtuple
 import pytest
 
 from elman_core import storage
-from elman_core.registry import StorageError
+from elman_core.registry import CheckpointError, StorageError
 from elman_core.storage import (
     check_folder,
     remove_folder,
@@ -145,3 +145,19 @@ def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_
     writer.communicate()
     assert wrote > KILLS // 5
     assert interrupted > KILLS // 5
+
+
+@pytest.mark.parametrize("name", ["config.json", "state/optimizer"])
+def test_only_a_changed_export_may_lose_its_checksums(name, tmp_path):
+    """A checkpoint of a run cannot be resumed without them, whatever of it is left."""
+
+    def fill(folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+
+    write_folder(tmp_path / "x", fill)
+    shutil.rmtree(tmp_path / "x" / "state", ignore_errors=True)
+    (tmp_path / "x" / "config.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match="is missing") as caught:
+        check_folder(tmp_path / "x")
+    assert ("or delete checksums.json if you changed it" in str(caught.value)) == (name == "config.json")

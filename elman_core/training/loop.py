@@ -228,7 +228,9 @@ class Trainer:
             rows = train.batch_size // train.accumulate
             seconds = seconds_a_step(self.model, rows, train.chunk_size, train.accumulate)
         if seconds > SLOW:
-            left = f", {(train.steps - self.step) * seconds / 3600:,.1f} hours in all" if train.steps else ""
+            minutes = ((train.steps or 0) - self.step) * seconds / 60
+            left = f"{minutes / 60:,.1f} hours" if minutes >= 60 else f"{minutes:,.1f} minutes"
+            left = f", {left} in all" if train.steps else ""
             self.display.say(
                 f"slow: about {seconds:,.0f} s a step{left} on this CPU ({'; '.join(backends(self.model))}); "
                 "a GPU is much faster (elman doctor); --minutes 10 limits the run"
