@@ -198,6 +198,11 @@ def test_the_gpu_source_equals_the_reference(name: str, problem: Case, kernels: 
     assert report.passed, "\n".join(failures(report))
 
 
+def test_elman_check_runs_large_heads_of_every_cell(kernels: dict[str, MatrixKernel]) -> None:
+    for kernel in kernels.values():
+        assert any(problem.sizes["N"] > 32 for problem in kernel.spec().emulated), kernel.name
+
+
 def test_two_steps_a_token_are_gated_delta_product(kernels: dict[str, MatrixKernel]) -> None:
     """With the first of them the state decays, and the second is read: outputs and every gradient."""
     need_host_compiler()

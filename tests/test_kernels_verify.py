@@ -660,6 +660,13 @@ def test_a_recipe_builds_what_its_options_launch(tmp_path, capsys):
     assert {"gru_gates_cuda_bfloat16_128_1", "lstm_gates_cuda_bfloat16_192_1"} <= modules
 
 
+def test_a_plugin_is_built_from_the_folder_that_holds_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "e1").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["build", "e1", "--arch", "sm_90", "--dry-run", "--json"]) == 0
+    assert "e1" in {b["kernel"] for b in json.loads(capsys.readouterr().out)}
+
+
 def test_there_are_no_clusters_before_sm_90(built):
     need_nvcc()
     found = built("e42_tied_silu", "--arch", "sm_80", "--width", "64", "--dtype", "bf16")

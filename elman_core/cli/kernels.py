@@ -44,10 +44,11 @@ def build(
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
-    from elman_core.registry import KernelError
+    from elman_core.registry import KernelError, list_variants
 
     widths, dtypes = _widths(width), _dtypes(dtype)
-    models = [name for name in names or [] if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
+    given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
+    models = [name for name in given if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
     rest = [name for name in names or [] if name not in models]
     for spec in _specs(rest, backend, shared=True) if rest or not models else ():

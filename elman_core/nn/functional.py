@@ -44,9 +44,10 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
     """Decorator: the reference of a dense recurrence from its step `(a, h, *extras) -> (new h, y)`, a = W h + u.
 
     Returns:
-        `reference(u_TBd, *extras_TBd, w_dd, h0_Bd, mask_TB=None, starts_TB=None) -> (y_TBd, h_T)`, a loop over time in float32
-        or float64. Where the mask is False, the state does not change and y is undefined; where a document starts, h is first
-        set to 0. W of shape (n, d / n, d / n) contains the n blocks of a block-diagonal matrix.
+        `reference(u_TBd, *extras_TBd, w_dd, h0_Bd, mask_TB, starts_TB) -> (y_TBd, h_T)`, all by position, the last two None or
+        left out; a loop over time in float32 or float64. Where the mask is False, the state does not change and y is
+        undefined; where a document starts, h is first set to 0. W of shape (n, d / n, d / n) contains the n blocks of a
+        block-diagonal matrix.
     """
     count = len(inspect.signature(step).parameters) - 2
 
@@ -73,9 +74,10 @@ def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor,
     (B, H, 1, V), scalars (B, H, 1, 1), params (H, 1, V). So Sᵀ k is `k.mT @ S`. Keys are k and all arguments between k and v.
 
     Returns:
-        `reference(q, k, …, v, *others, state=None, mask=None, starts=None, **options) -> (o, S_T)`, o_t = S_tᵀ q_t, a loop
-        over time in float32 or float64. Keys are (B, T, H, N), lines (B, T, H, V), scalars (B, T, H) or None, params (H, V).
-        Where the mask is False, the state does not change and o is undefined; where a document starts, S is first set to 0.
+        `reference(q, k, …, v, *others, state, mask, starts, **options) -> (o, S_T)`, o_t = S_tᵀ q_t, a loop over time in
+        float32 or float64. Keys are (B, T, H, N), lines (B, T, H, V), scalars (B, T, H) or None, params (H, V). All of these
+        go by position; of the last three each may be None, and the last may be left out. Where the mask is False, the state
+        does not change and o is undefined; where a document starts, S is first set to 0.
     """
     names = [n for n, p in inspect.signature(step).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     keys, count = names.index("v") - 1, len(names) - 1

@@ -54,7 +54,7 @@ def dense(o: Options, w: str, size: float = 0.999, s4d: tuple[float, float] = (0
 
 
 def decays(a_min: float = 0.0) -> dict[str, Any]:
-    """Return the laws of `elman_core.nn.mamba_decay_`: A ~ U(a_min, 16), the step exp(U(log 0.001, log 0.1))."""
+    """Laws of A_log and dt_bias after `elman_core.nn.mamba_decay_`: A ~ U(a_min, 16), the step exp(U(log 0.001, log 0.1))."""
     step = (lambda b: torch.nn.functional.softplus(b).log(), Uniform(math.log(1e-3), math.log(1e-1)))
     return {"A_log": (torch.exp, Uniform(a_min, 16.0)), "dt_bias": step}
 

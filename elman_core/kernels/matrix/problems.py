@@ -153,14 +153,14 @@ def _wide(cell: MatrixCell) -> int:
 
 
 def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
-    """Everything off, everything on, and sixteen steps at once; on lanes and in tensor cores; with documents inside rows."""
+    """Everything off, everything on; on lanes and in tensor cores; large heads, or sixteen steps at once; packed rows."""
     every = (*cell.options, *cell.optional)
     fused = not cell.shared
     found = [
         case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], fused=fused, masked=True),
         case((1, 18, 1, 8, 20), torch.bfloat16, on=every, packed=True),
     ]
-    if cell.vectors:
+    if not cell.delta:
         found.append(case((1, 18, 2, 36, 20), torch.bfloat16, maps=cell.maps[0], wide=_wide(cell)))
     if cell.delta:
         words = {"masked": True, "packed": True}
