@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
     made, end = Tokenizer(models.BPE()), "<|endoftext|>"
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[end], initial_alphabet=letters)
+    shown = sys.stderr.isatty()  # elsewhere its bars are empty lines
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[end], initial_alphabet=letters, show_progress=shown)
     made.train_from_iterator(texts, trainer)
     ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), end)
     return PreTrainedTokenizerFast(

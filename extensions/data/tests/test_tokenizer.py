@@ -28,7 +28,7 @@ def talks(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [True, False])
-def test_conversations_become_a_model_of_answers_with_their_template(tokens, talks, tmp_path, capsys):
+def test_conversations_become_a_model_of_answers_with_their_template(tokens, talks, tmp_path, capfd):
     bpe, packed, template = (
         tmp_path / "bpe",
         tmp_path / "packed" / "talks.bin",
@@ -37,9 +37,11 @@ def test_conversations_become_a_model_of_answers_with_their_template(tokens, tal
     more = ["--tokenizer", str(bpe)] if tokens else template
     if tokens:
         assert main(["tokenizer", "train", str(talks), "--vocab", "300", "--out", str(bpe), *template]) == 0
-        assert "all that these texts give" in capsys.readouterr().out
+        said = capfd.readouterr()
+        assert "all that these texts give" in said.out
+        assert (len(said.out.splitlines()), said.err) == (1, "")
         assert main(["tokenizer", "train", str(talks), "--out", str(bpe), *template]) == 2
-        assert "nothing is overwritten" in capsys.readouterr().err
+        assert "nothing is overwritten" in capfd.readouterr().err
     assert main(["data", "pack", str(talks), "--out", str(packed), *more]) == 0
     words = ["train", "e42@16x2", "--data", str(packed), "--out", str(tmp_path / "run"), "--steps", "2"]
     assert main([*words, *flags("data.heldout=0.2")]) == 0
