@@ -9,7 +9,7 @@ import torch
 import toy_mixers
 from safetensors.torch import load_file, save_file
 
-from elman_core.model import LadderLM
+from elman_core.model import LadderForCausalLM, LadderLM
 from elman_core.model.checkpoint import (
     check_checkpoint,
     find_checkpoint,
@@ -149,3 +149,17 @@ def test_load_checkpoint_gives_the_model_in_evaluation_mode_and_the_saved_dtype(
     assert (model.training, model.dtype) == (False, torch.float32)
     load_checkpoint(saved, dtype="bfloat16").save_pretrained(tmp_path / "b")
     assert load_checkpoint(tmp_path / "b").dtype == torch.bfloat16
+
+
+def test_a_run_in_training_that_replaces_its_checkpoint_still_loads(saved, monkeypatch):
+    folder = saved.parent / "training" / "checkpoints"
+    shutil.copytree(saved, folder / "step-00000005")
+    load = LadderForCausalLM.from_pretrained
+
+    def replaced(source, **how):
+        if (folder / "step-00000005").exists():
+            (folder / "step-00000005").rename(folder / "step-00000010")
+        return load(source, **how)
+
+    monkeypatch.setattr(LadderForCausalLM, "from_pretrained", replaced)
+    assert load_checkpoint(folder.parent).num_parameters() == load(saved).num_parameters()

@@ -163,6 +163,8 @@ def load_checkpoint(
         except ElmanError:
             raise
         except Exception as error:
+            if source != Path(path) and not os.path.exists(source) and os.path.isdir(path):
+                return load_checkpoint(path, device=device, dtype=dtype)  # the run, in training, has a newer one
             first = str(error).strip().splitlines() or [type(error).__name__]
             raise CheckpointError(f"{path} cannot be loaded: {first[0]}") from error
     model, report = loaded
