@@ -86,6 +86,37 @@ def test_what_rounding_chooses_at_a_kink_is_said_and_hides_nothing_else(slope: f
     assert any(0 < row.kink < 0.02 for row in report.rows)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.03])
+def test_a_gradient_that_sums_what_jumps_may_move_as_it_does(scale: float) -> None:
+    """A kernel that exchanges its state in 16 bits takes other sides of relu than the reference; few, and d h sums them all."""
+
+    def cell(u: Tensor, w: Tensor, h: Tensor, rounded: bool = False) -> Tensor:
+        exact = torch.promote_types(u.dtype, torch.float32)
+        u_, w_, state = u.to(exact), w.to(exact), h.to(exact)
+        if rounded:
+            state = scale * state - (scale - 1) * state.detach()
+        for step in u_:
+            sent = state + (state.detach().to(u.dtype).to(exact) - state.detach()) if rounded else state
+            state = 0.9 * state + torch.relu(sent @ w_.T + step)
+        return state.to(u.dtype)
+
+    def draw(problem: Case, generator: torch.Generator) -> dict[str, Tensor]:
+        shapes = {"u": (16, 16, 256), "w": (256, 256), "h": (16, 256)}
+        made = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+        return {n: (x / 90 if n == "w" else x).to(problem.dtype) for n, x in made.items()}
+
+    report = verify(
+        spec_of(cell, lambda **given: cell(**given, rounded=True), draw),
+        "torch",
+        cases=[Case({}, torch.float16)],
+        opcheck=False,
+    )
+    assert report.passed == (scale == 1.0), list(failures(report))
+    (row,) = (row for row in report.rows if row.tensor == "d h")
+    assert 0 < row.kink < 0.01
+    assert row.limit < 0.01
+
+
 @pytest.mark.parametrize("drops", [False, True])
 def test_few_sums_that_cancel_are_judged_by_their_usual_norm(drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sums of 16 products that are rounded to 16 bits. A term less in these two alone is seen in every draw."""

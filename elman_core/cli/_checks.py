@@ -169,7 +169,7 @@ def _private(tree: ast.Module, modules: Sequence[str]) -> Iterator[tuple[str, st
 def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
     """(what, what is wrong or "", None if not checked) of what a GPU would run, as far as this machine can tell."""
     from elman_core.kernels import KernelError, build, toolchain
-    from elman_core.kernels.verify import failures, verify
+    from elman_core.kernels.verify import check_inputs, failures, verify
 
     def error_of(call: Callable[[], Any]) -> str:
         try:
@@ -191,6 +191,8 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
 
     no_host, no_nvcc = error_of(toolchain.find_host_compiler), error_of(toolchain.find_nvcc)
     for spec in specs:
+        if "cuda" in spec.targets:
+            yield f"{spec.name} is finite on the inputs of a GPU's grid", error_of(partial(check_inputs, spec, "cuda"))
         if why := no_host or ("" if spec.emulated else "its KernelSpec has no cases for one"):
             yield f"{spec.name} on an emulated GPU: not checked: {why}", None
         else:

@@ -12,10 +12,11 @@ In float64, where reference and truth are the same, the limit is 1e-12. A tensor
 the others) is measured against them. Few sums may all cancel by chance, which does not make rounding smaller: an error beyond
 its limit is measured again, against the median norm of further draws of the same problem if that is larger, as the row says.
 At a kink, such as that of relu, rounding may choose the side: if elements of the truth jump when the inputs move by one
-rounding, each element may be wrong by as much as it moved, and the row says which share jumps. In addition, memory from
-torch.empty is filled with NaN before the call, two calls must agree in every bit, inputs must be unchanged, every value must be
-finite (also at masked positions), and `torch.library.opcheck` must pass. Where the reference itself is not finite, the inputs
-are unsuitable, and nothing is said about the kernel.
+rounding, each element may be wrong by as much as it moved, and the row says which share jumps; a tensor without jumps, which
+may sum them, by as much as it moved as a whole. In addition, memory from torch.empty is filled with NaN before the call, two
+calls must agree in every bit, inputs must be unchanged, every value must be finite (also at masked positions), and
+`torch.library.opcheck` must pass. Where the reference itself is not finite, the inputs are unsuitable, and nothing is said
+about the kernel.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -74,7 +76,8 @@ class Row:
         reference: the error of the reference in the same dtype. limit: the largest allowed `error`.
         recorded: the error that the plugin has recorded for this architecture, if any.
         usual: the norm against which the error is measured / ‖truth‖; 1 unless few sums cancel.
-        dtype: of the case's storage. kink: the share of elements that one rounding of the inputs makes jump; 0 unless asked.
+        dtype: of the case's storage. kink: the share of elements, of this tensor or of another, that one rounding of the inputs
+            makes jump; 0 unless it decides.
     """
 
     case: str
@@ -229,49 +232,74 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
     return read_json(spec.record) if spec.record is not None and spec.record.is_file() else {}
 
 
+def check_inputs(spec: KernelSpec, target: Target) -> None:
+    """Draw the quick grid of a back end that may not be here, on the CPU, and compute the reference, forward and backward.
+
+    Raises:
+        InputsError: it is not finite.
+    """
+    with _full_precision_products():
+        for case in spec.problems(target, "quick"):
+            generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
+            inputs, visible, incoming = _draw(spec, case, generator, torch.device("cpu"))
+            try:
+                _check_finite(case.dtype, _run(spec, case, spec.rounded, inputs, incoming), visible)
+            except InputsError as error:
+                raise InputsError(f"{case}: {error}") from None
+
+
+def _draw(
+    spec: KernelSpec, case: Case, generator: torch.Generator, device: torch.device
+) -> tuple[Inputs, Outputs, Outputs]:
+    """Inputs, where outputs are visible, and the incoming gradient of each output: 0 where it is not visible."""
+    inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
+    visible, incoming = spec.visible(inputs), {}
+    for name, x in (spec.call("reference", inputs, case.options) if spec.differentiable else {}).items():
+        dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
+        drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
+        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+    return inputs, visible, incoming
+
+
+def _run(spec: KernelSpec, case: Case, backend: str, given: Inputs, gradients: Outputs) -> Outputs:
+    """Outputs, and gradients of the inputs by name ("d u"), from those of the outputs."""
+    if not spec.differentiable:
+        with torch.no_grad():
+            return spec.call(backend, given, case.options)
+    leaves = {
+        k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
+    }
+    outputs = spec.call(backend, leaves, case.options)
+    wanted = [k for k in outputs if not (case.bare and k in spec.states)]
+    named = {k: x for k, x in leaves.items() if x is not None and x.requires_grad}
+    made = torch.autograd.grad(
+        [outputs[k] for k in wanted],
+        list(named.values()),
+        [gradients[k].to(outputs[k].dtype) for k in wanted],
+        materialize_grads=True,  # of a flag among the inputs: 0
+    )
+    return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
+
+
+def _check_finite(dtype: torch.dtype, found: Outputs, visible: Outputs) -> None:
+    """Raises `InputsError`: a tensor of the reference is not finite where it is visible."""
+    for name, x in found.items():
+        if not torch.isfinite(x if name not in visible else torch.where(visible[name], x, 0)).all():
+            raise InputsError(
+                f"inputs unsuitable: the reference in {str(dtype).removeprefix('torch.')} gives {name} that is not finite; "
+                "adjust= of the kernel says which inputs it takes"
+            )
+
+
 def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Errors, recorded: bool) -> Inputs:
     device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
-
-    def draw() -> tuple[Inputs, Outputs, Outputs]:
-        """Inputs, where outputs are visible, and the incoming gradient of each output: 0 where it is not visible."""
-        inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
-        visible, incoming = spec.visible(inputs), {}
-        for name, x in (spec.call("reference", inputs, case.options) if spec.differentiable else {}).items():
-            dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
-            drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
-            incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
-        return inputs, visible, incoming
-
-    def run(backend: str, given: Inputs, gradients: Outputs) -> Outputs:
-        """Outputs, and gradients of the inputs by name ("d u"), from those of the outputs."""
-        if not spec.differentiable:
-            with torch.no_grad():
-                return spec.call(backend, given, case.options)
-        leaves = {
-            k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
-        }
-        outputs = spec.call(backend, leaves, case.options)
-        wanted = [k for k in outputs if not (case.bare and k in spec.states)]
-        named = {k: x for k, x in leaves.items() if x is not None and x.requires_grad}
-        made = torch.autograd.grad(
-            [outputs[k] for k in wanted],
-            list(named.values()),
-            [gradients[k].to(outputs[k].dtype) for k in wanted],
-            materialize_grads=True,  # of a flag among the inputs: 0
-        )
-        return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
-
+    draw, run = partial(_draw, spec, case, generator, device), partial(_run, spec, case)
     inputs, visible, incoming = draw()
     truth = run("reference", _wide(inputs), _wide(incoming))
     same = run(spec.rounded, inputs, incoming)
-    for what, found in (("float64", truth), (str(case.dtype).removeprefix("torch."), same)):
-        for name, x in found.items():
-            if not torch.isfinite(x if name not in visible else torch.where(visible[name], x, 0)).all():
-                raise InputsError(
-                    f"inputs unsuitable: the reference in {what} gives {name} that is not finite; adjust= of the kernel says "
-                    "which inputs it takes"
-                )
+    _check_finite(torch.float64, truth, visible)
+    _check_finite(case.dtype, same, visible)
     given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
     arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
     handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}
@@ -286,20 +314,25 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             report.faults.append(f"{case}: the {name} that was handed in has been changed")
     scale = max(_size(x) for x in (*truth.values(), *incoming.values()))
 
-    def compare(name: str, known: Errors, moved: Tensor | float = 0.0, usual: float = 0.0) -> Row:
-        return _compare(case, name, first, same, truth, visible.get(name), known, scale, moved, usual)
+    def compare(name: str, known: Errors, *more: Any) -> Row:
+        return _compare(case, name, first, same, truth, visible.get(name), known, scale, *more)
 
     rows = {name: compare(name, known) for name in truth}
     wrong = [n for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()]
-    moved, norms = dict.fromkeys(wrong, torch.zeros((), device=device)), torch.zeros(1, len(wrong))
+    moved, norms, shifts = dict.fromkeys(truth, torch.zeros((), device=device)), *torch.zeros(2, 1, len(wrong))
     if wrong and case.dtype != torch.float64 and spec.differentiable:
+        gaps = []
         for inexact in _nudged(_wide(inputs), case.dtype, generator):
             again = run("reference", inexact, _wide(incoming))
-            moved = {n: torch.maximum(gap, (again[n] - truth[n]).abs()) for n, gap in moved.items()}
+            gap = {n: _shown((again[n] - x).abs(), visible.get(n)) for n, x in truth.items()}
+            moved = {n: torch.maximum(most, gap[n]) for n, most in moved.items()}
+            gaps.append([gap[n].norm().item() for n in wrong])
+        shifts = torch.tensor(gaps)
         others = ((seen, run("reference", _wide(x), _wide(g))) for x, seen, g in (draw() for _ in range(DRAWS)))
         norms = torch.tensor([[_shown(x[n], seen.get(n)).norm().item() for n in wrong] for seen, x in others])
-    usual = dict(zip(wrong, norms.median(0).values.tolist(), strict=True))
-    rows |= {n: compare(n, known if recorded else {}, moved[n], usual[n]) for n in wrong}
+    kink = max(_jumps(moved[n], _shown(x, visible.get(n))).double().mean().item() for n, x in truth.items())
+    for n, usual, shift in zip(wrong, norms.median(0).values.tolist(), shifts.amax(0).tolist(), strict=True):
+        rows[n] = compare(n, known if recorded else {}, moved[n], usual, kink, shift)
     if not all(rows[n].passed for n in wrong):
         _vote(spec, target, case, report, {n: first[n] for n in wrong}, rows, lambda other: run(other, given, arriving))
     report.rows += rows.values()
@@ -350,7 +383,7 @@ def _vote(
 
 def _compare(
     case: Case, name: str, made: Outputs, same: Outputs, truth: Outputs, seen: Tensor | None, known: Errors,
-    scale: float, moved: Tensor | float, usual: float,
+    scale: float, moved: Tensor | float = 0.0, usual: float = 0.0, kink: float = 0.0, shift: float = 0.0,
 ) -> Row:  # fmt: skip
     right = truth[name].double()  # a drawn class is a whole number, and must be equal
     shown, gap, same_gap = (_shown(x, seen) for x in (right, made[name].double() - right, same[name].double() - right))
@@ -359,19 +392,26 @@ def _compare(
         norm, largest = scale * math.sqrt(shown.numel()), scale
     usual = max(1.0, usual / norm)  # and 1 if a draw is not finite
     norm, gap = norm * usual, gap.abs()
-    jumps = (moved > JUMP * shown.abs()) & (moved > 0.05 * _size(shown))
-    if jumps.any():
-        gap = (gap - moved).relu()
     reference = same_gap.norm().item() / norm
     limit = limit_of(case.dtype, reference)
     dtype = str(case.dtype).removeprefix("torch.")
     recorded = known.get(f"{dtype} {name}")
     if recorded is not None and reference <= RECORDED_FACTOR * recorded:
         limit = min(limit, RECORDED_FACTOR * recorded)
+    if (jumps := _jumps(moved, shown)).any():
+        gap, kink = (gap - moved).relu(), jumps.double().mean().item()
+    elif kink and shift / norm > limit:  # a sum of what jumps elsewhere
+        limit = shift / norm
+    else:
+        kink = 0.0
     return Row(
         case=str(case), dtype=dtype, tensor=name, error=gap.norm().item() / norm, worst=gap.max().item() / largest,
-        reference=reference, limit=limit, recorded=recorded, kink=jumps.double().mean().item(), usual=usual,
+        reference=reference, limit=limit, recorded=recorded, kink=kink, usual=usual,
     )  # fmt: skip
+
+
+def _jumps(moved: Tensor | float, shown: Tensor) -> Tensor:
+    return (moved > JUMP * shown.abs()) & (moved > 0.05 * _size(shown))
 
 
 def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
