@@ -28,10 +28,8 @@ def without_collection() -> Iterator[None]:
 def when_asked(module: str) -> tuple[list[str], Callable[[str], Any]]:
     """The names that a module imports under `if TYPE_CHECKING`, and a `__getattr__` that imports each when it is asked for."""
     this = sys.modules[module]
-    blocks = [n for n in ast.parse(inspect.getsource(this)).body if isinstance(n, ast.If)]
-    nodes = [
-        n for b in blocks if ast.unparse(b.test) == "TYPE_CHECKING" for n in b.body if isinstance(n, ast.ImportFrom)
-    ]
+    ifs = [n for n in ast.parse(inspect.getsource(this)).body if isinstance(n, ast.If)]
+    nodes = [n for b in ifs if ast.unparse(b.test) == "TYPE_CHECKING" for n in b.body if isinstance(n, ast.ImportFrom)]
     homes = {a.asname or a.name: (f".{node.module}", a.name) for node in nodes if node.level for a in node.names}
 
     def get(name: str) -> Any:

@@ -197,7 +197,7 @@ def test_doctor_says_how_to_get_what_kernels_need(
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "a-file"))
     rows = {r["what"]: r for r in read(capsys, "doctor")["kernels"]}
     assert (rows["Python.h"]["state"], rows["Python.h"]["fix"][:14]) == ("missing", "install python")
-    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to one that can")
+    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to another")
     assert rows["C++ compiler"]["state"] == "missing"
     assert "install" in rows["C++ compiler"]["fix"]
 

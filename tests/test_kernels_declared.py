@@ -46,11 +46,11 @@ SAID = {  # a cell with a fault, and what is said of it
     ),
     "undeclared_delta": (
         replace(WRITTEN, declared={"scalars": ("decay", "beta")}),
-        "cell.h says delta = True, the declaration False",
+        "cell.h says delta = True, Python False",
     ),
     "undeclared_vector": (
         replace(KIMI, step=DELTANET.step, declared={"scalars": ("beta",)}),
-        "cell.h says vectors = 1, the declaration 0",
+        "cell.h says vectors = 1, Python 0",
     ),
     "vector_out_of_range": (
         replace(KIMI, counts="scalars = 1, vectors = 1, read_vector = 1"),
@@ -91,13 +91,13 @@ DIAGONAL = {"header": LSTM, "cell": "elman::made_up::DiagonalLstm", "states": ("
 @pytest.mark.parametrize(
     ("kind", "declared", "said"),
     [
-        (GatesKernel, {**GATES, "gates": 3, "kept": 3, "splits": True}, "rnn_cells.h says kept = 4, the declaration 3"),
-        (GatesKernel, {**GATES, "gates": 3, "kept": 4}, "rnn_cells.h says splits = True, the declaration False"),
-        (GatesKernel, {**GATES, "gates": 4, "kept": 4, "splits": True}, "says gates = 3, the declaration 4"),
+        (GatesKernel, {**GATES, "gates": 3, "kept": 3, "splits": True}, "rnn_cells.h says kept = 4, Python 3"),
+        (GatesKernel, {**GATES, "gates": 3, "kept": 4}, "rnn_cells.h says splits = True, Python False"),
+        (GatesKernel, {**GATES, "gates": 4, "kept": 4, "splits": True}, "says gates = 3, Python 4"),
         (
             ElementwiseKernel,
             {**DIAGONAL, "step": lambda h, c, i, f, o: (h, c, i + f + o), "streams": tuple("ifo")},
-            "elementwise_cells.h says streams = 4, the declaration 3",
+            "elementwise_cells.h says streams = 4, Python 3",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_header_and_a_kernel_that_differ_are_refused(tmp_path):
     u, gate, h0 = torch.randn(2, 1, 4), torch.randn(2, 1, 4), torch.zeros(1, 4)
     for form, says in (("given", False), ("found", True)):
         with pytest.raises(
-            ConfigError, match=rf"made_up_gate_{form}_{says:d}_\d+.h says uses_a = {not says}, the declaration {says}"
+            ConfigError, match=rf"made_up_gate_{form}_{says:d}_\d+.h says uses_a = {not says}, Python {says}"
         ):
             make(form, tmp_path, says)(u, gate, torch.eye(4), h0, backend="host")
 

@@ -134,7 +134,7 @@ def test_sizes_without_a_kernel_are_named(monkeypatch):
 @pytest.mark.parametrize("held", [-1, 0])
 def test_a_gpu_that_holds_no_group_or_cannot_say_is_refused(held, monkeypatch):
     monkeypatch.setattr(native.launch, "opened", lambda *_: SimpleNamespace(ask=lambda *_: held))
-    with pytest.raises(KernelError, match=r"does not hold 32 blocks at once \(width 512\)"):
+    with pytest.raises(KernelError, match=r"does not hold 32 blocks \(width 512\)"):
         native.settled(rnn.lstm_gates.cell, torch.bfloat16, 40, 512, None, False)
 
 

@@ -150,7 +150,7 @@ def test_shapes_are_known_without_running_it():
 
 def test_what_cannot_be_tied_is_refused():
     x, w, b, h0 = (t.detach() for t in problem())
-    with pytest.raises(KernelError, match=r"e42_tied_silu: only a persistent launch of a GPU has tied weights"):
+    with pytest.raises(KernelError, match=r"e42_tied_silu: only a GPU's persistent launch has tied weights"):
         tied.op(x, w, b, h0, None, None, "host")
 
 

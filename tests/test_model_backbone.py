@@ -126,8 +126,8 @@ def test_masked_positions_do_not_exist(variant, pattern):
         ({"attention_mask": torch.ones(2, 1, 11, 11)}, "must be"),
         ({"attention_mask": torch.ones(3, 11)}, r"must be \(2, time\)"),
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
-        ({"past_key_values": "cache"}, "must be a transformers Cache"),
-        ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes only tokens"),
+        ({"past_key_values": "cache"}, "must be a Cache"),
+        ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes tokens"),
         ({"prev_hiddens": []}, "prev_hiddens is an argument of other models: give past_key_values"),
         ({"segment_ids": TOKENS}, "segment_ids .* give seq_idx, position_ids or cu_seqlens"),
     ],
@@ -189,7 +189,7 @@ def test_a_cache_that_takes_tokens_back_refuses_packed_rows():
     cache = model(TOKENS, use_cache=True).past_key_values
     cache.activate_past_recording()
     model.eval()
-    with pytest.raises(ConfigError, match="does not accept packed rows"):
+    with pytest.raises(ConfigError, match="takes no packed rows"):
         model(TOKENS, position_ids=torch.zeros_like(TOKENS), past_key_values=cache)
 
 

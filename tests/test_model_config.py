@@ -73,7 +73,7 @@ def test_a_pattern_repeats_over_the_layers_and_options_have_the_names_of_their_v
             {"variant": "toy+toysum", "options": {"toysum": {}, "e2": {"rho": 0.5}}},
             "options are for 'e2', which this model does not have; write {variant: its options} for toy or toysum",
         ),
-        ({"variant": ["toy", "toysum"], "options": [{}]}, "or a list of 2, a dict or None each, not a list of 1"),
+        ({"variant": ["toy", "toysum"], "options": [{}]}, "or a list of 2 dicts or None, not a list of 1"),
         (
             {"variant": "toy*2+toysum"},
             "toy*2+toysum is a pattern of 3 layers: the depth must be a multiple of it, not 2",

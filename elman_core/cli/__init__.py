@@ -12,6 +12,7 @@ import atexit
 import functools
 import gc
 import importlib
+import io
 import logging
 import os
 import sys
@@ -21,7 +22,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from elman_core import __version__
-from elman_core._streams import ready_to_print
 
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -163,7 +163,7 @@ def _say_version(asked: bool) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to `sys.exit`)."""
-    ready_to_print()
+    _ready_to_print()
     atexit.register(gc.freeze)  # the interpreter's last collections would walk every object of every import
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for handler in logging.getLogger().handlers:
@@ -199,6 +199,16 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
             os._exit(code)
         return code
+
+
+def _ready_to_print() -> None:
+    """Replace streams that the shell has closed (>&-, <&-); escape characters that the terminal's encoding lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the process ends)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class _OneLine(logging.Formatter):

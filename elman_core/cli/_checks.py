@@ -138,10 +138,8 @@ class Plugin:
                 return " ".join(done.stderr.split())[-300:] or "pip could not build it"
             (wheel,) = Path(out).glob("*.whl")
             held = set(zipfile.ZipFile(wheel).namelist())
-        sources = (self.folder / self.package).rglob("*")
-        wanted = {
-            p.relative_to(self.folder).as_posix() for p in sources if p.is_file() and "__pycache__" not in p.parts
-        }
+        files = (self.folder / self.package).rglob("*")
+        wanted = {p.relative_to(self.folder).as_posix() for p in files if p.is_file() and "__pycache__" not in p.parts}
         missing = sorted(wanted - held)
         return f"missing in {wheel.name}: {', '.join(missing)}" if missing else ""
 

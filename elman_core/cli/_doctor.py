@@ -40,16 +40,14 @@ def _machine() -> list[Row]:
     for package in ("transformers", "safetensors", "schedulefree"):
         rows.append(_package_row(package))
     if torch.version.hip:
-        rows.append(
-            _row("GPU", "reference", f"ROCm {torch.version.hip}: models run in plain PyTorch, without our kernels")
-        )
+        rows.append(_row("GPU", "reference", f"ROCm {torch.version.hip}: plain PyTorch runs, without our kernels"))
     elif torch.cuda.is_available():
         rows += _gpus()
     elif torch.version.cuda:
         here = "" if (driver := _driver()) == "unknown" else f", although driver {driver} is here: it may be too old"
         rows.append(_row("GPU", "missing", f"torch for CUDA {torch.version.cuda} finds no GPU{here}", "nvidia-smi"))
     elif torch.backends.mps.is_available():
-        rows.append(_row("GPU", "reference", "Apple MPS: models run in plain PyTorch, without our kernels"))
+        rows.append(_row("GPU", "reference", "Apple MPS: plain PyTorch runs, without our kernels"))
     else:
         rows.append(_row("GPU", "none", "models run on the CPU"))
     return rows

@@ -108,9 +108,7 @@ def _copied(source: str, name: str) -> dict[str, str]:
         raise ConfigError(f"variant {source!r} has no package elman_{source} of its own, so it cannot be copied")
     package = Path(spec.origin).parent
     if not (package.parent / "tests").is_dir():
-        raise ConfigError(
-            f"{source} is installed without its tests, which a copy needs: pip install -e its source folder"
-        )
+        raise ConfigError(f"{source} is installed without its tests, which a copy needs: pip install -e its folder")
     old, new = class_name(source), class_name(name)
     kin = "(?=[a-z]{0,2}(?![a-zA-Z0-9]))" if source[-1].isdigit() else "(?![a-zA-Z0-9])"  # e61b is a kernel of e61
     word = re.compile(rf"(?<![a-zA-Z0-9]){source}{kin}")
@@ -118,10 +116,8 @@ def _copied(source: str, name: str) -> dict[str, str]:
     for path, text in [*_texts(package, f"{package.name}/"), *_texts(package.parent / "tests", "tests/")]:
         if path == f"{package.name}/__init__.py":
             text = _without(text, NOT_COPIED)
-        elif (
-            path.startswith("tests/test_") and path != f"tests/test_{source}.py"
-        ):  # of the original's names and figures
-            continue
+        elif path.startswith("tests/test_") and path != f"tests/test_{source}.py":
+            continue  # of the original's names and figures
         text = re.sub(rf"(?<![a-zA-Z0-9]){old}(?![a-z0-9])", new, word.sub(name, text))
         files[word.sub(name, path)] = text.replace(f"class Test{old}(", f"class Test{new}(")
     return files

@@ -41,9 +41,8 @@ def info(
         f"distinct_{data.unit}_in_first_16_MiB": len(np.unique(looked_at)),
     }
     if isinstance(data, PackedFile):
-        facts |= {
-            name: data.manifest[name] for name in ("tokens", "documents", "dtype", "vocab_size", "masked", "bytes")
-        }
+        names = ("tokens", "documents", "dtype", "vocab_size", "masked", "bytes")
+        facts |= {name: data.manifest[name] for name in names}
     if len(parts.heldout_runs):
         offsets, scored = heldout_offsets(parts, chunk_size)
         facts |= {"evaluation_windows": len(offsets), "evaluation_window_bytes": scored}

@@ -46,9 +46,7 @@ def eval_(
     read = asked.get("text")  # by the training
     path = str(data) if data else asked.get("path") if read else None
     if path is None:
-        raise DataError(
-            f"{model} is not a run, so its text is unknown: correct the path, or give a text with --data FILE"
-        )
+        raise DataError(f"{model} is not a run, its text is unknown: correct the path, or give a text with --data FILE")
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     other = asked.get("heldout_file", "") if data is None and heldout is None and not everything else ""
@@ -121,17 +119,10 @@ def eval_(
 def _counted(batches: Sequence[int]) -> Iterator[int]:
     """The batches, counted on a terminal with the time that is left."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
-    columns = (
-        TextColumn("evaluating"),
-        MofNCompleteColumn(" of "),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        yield from bar.track(batches)
+    silent = not sys.stderr.isatty()
+    yield from track(batches, "evaluating", console=Console(stderr=True), transient=True, disable=silent)
 
 
 EXPORTED = "training.json"

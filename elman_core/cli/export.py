@@ -43,9 +43,7 @@ def export(
         source = find_checkpoint(run)
         model = load_checkpoint(source, dtype=None if dtype is None else DTYPES[dtype])
         if odd := next((name for name, tensor in model.state_dict().items() if not tensor.isfinite().all()), None):
-            raise DivergedError(
-                f"{source} has numbers that are not finite, in {str(model.dtype)[6:]}, such as in {odd}"
-            )
+            raise DivergedError(f"{source} has numbers that are not finite in {str(model.dtype)[6:]}, such as in {odd}")
         for file in (f for pattern in CARRIED for f in source.glob(pattern)):
             (folder / file.name).write_bytes(read_bytes(file))
         model.save_pretrained(folder)

@@ -131,9 +131,7 @@ def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any
     try:
         tokens = tokenizer(text.decode(), add_special_tokens=False).input_ids
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"the prompt is not UTF-8 at byte {error.start}, which the tokenizer of this model needs"
-        ) from error
+        raise DataError(f"the prompt is not UTF-8 at byte {error.start}, which this model's tokenizer needs") from error
     return tokens, vocabulary_texts(tokenizer, vocab), tokenizer
 
 

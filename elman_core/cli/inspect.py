@@ -49,9 +49,8 @@ def list_(json: Json = False) -> None:
     if not rows:
         print("no plugin is installed; `elman new NAME` writes one")
         return
-    print(
-        table([[r["name"], r["package"], r["state"], r["summary"]] for r in rows], ("variant", "package", "state", ""))
-    )
+    cells = [[r["name"], r["package"], r["state"], r["summary"]] for r in rows]
+    print(table(cells, ("variant", "package", "state", "")))
     for row in rows:
         for command in row.get("faster", ()):
             print(f"{row['name']} is faster on a GPU with: {command}")
@@ -100,10 +99,8 @@ def _installation() -> list[str]:
         files = [spec.origin] if spec and spec.origin else []
         if spec and spec.submodule_search_locations:
             files = [str(f) for folder in spec.submodule_search_locations for f in sorted(Path(folder).rglob("*.py"))]
-        changed = max((os.stat(file).st_mtime_ns for file in files), default=0)
-        found.append(
-            f"{point.name} {point.value} {point.dist and point.dist.version} {len(files)} {changed} {files[:1]}"
-        )
+        mtime = max((os.stat(file).st_mtime_ns for file in files), default=0)
+        found.append(f"{point.name} {point.value} {point.dist and point.dist.version} {len(files)} {mtime} {files[:1]}")
     return found
 
 

@@ -86,9 +86,7 @@ class ByteFile:
         self.packed = start.startswith(PACKED_MAGIC)
         for name, magic in {**NO_TEXT, **({} if packed else {"elman data pack": PACKED_MAGIC})}.items():
             if start.startswith(magic):
-                raise DataError(
-                    f"{self.path} is no raw text ({name}): elman data pack makes training data of texts in it"
-                )
+                raise DataError(f"{self.path} is no raw text ({name}): elman data pack makes training data of it")
         if self.path.suffix in (".jsonl", ".ndjson"):
             _warn_of_json(self.path)
         self._known: dict[str, int | str] | None = None  # the fingerprint
@@ -148,9 +146,7 @@ class ByteFile:
         if stamp == self._changed or self._known is None:
             return
         if stamp[0] >= self.size and self.fingerprint() != self._known:
-            raise DataError(
-                f"{self.path} was changed while it was read: it is no longer the text that the training began with"
-            )
+            raise DataError(f"{self.path} was changed while it was read: it is no longer the text of this training")
         self._changed = stamp  # touched, appended to, or cut short, which `read` reports
 
     def _stamp(self) -> tuple[int, int]:
@@ -211,6 +207,4 @@ class ByteFile:
 
 @cache
 def _warn_of_json(path: Path) -> None:
-    log.warning(
-        "elman: %s holds JSON, which a model will learn as it stands; elman data pack takes its texts alone", path
-    )
+    log.warning("elman: %s holds JSON, which a model will learn as it stands; elman data pack takes its texts", path)

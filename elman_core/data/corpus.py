@@ -7,7 +7,6 @@ import platform
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from elman_core.kernels.build import cache_dirs
 from elman_core.registry.errors import DataError, StorageError
@@ -37,17 +36,13 @@ def standard_library_corpus() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as out:
-            _write(out, source)
+            for text in documents(source):
+                out.write(text + bytes([SEPARATOR]))
+            if out.tell() == 0:
+                raise DataError(f"{source} holds no Python source text: give a file with --data FILE")
     except OSError as error:
         raise StorageError(f"cannot write the corpus {path}: {error.strerror or error}; set ELMAN_CACHE") from error
     return path
-
-
-def _write(out: BinaryIO, source: Path) -> None:
-    for text in documents(source):
-        out.write(text + bytes([SEPARATOR]))
-    if out.tell() == 0:
-        raise DataError(f"{source} holds no Python source text: give a file with --data FILE")
 
 
 def documents(folder: Path) -> Iterator[bytes]:

@@ -116,7 +116,5 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not wrong and manifest.get("tokenizer") is not None:
         wrong = [name for name in ("path", "sha256") if not isinstance(manifest["tokenizer"].get(name), str)]
     if wrong or manifest["format"] != PACKED_FORMAT or manifest["dtype"] not in DTYPES or manifest["documents"] < 1:
-        raise DataError(
-            f"{place} is damaged or of another version, see {(wrong or ['format'])[0]!r}: pack {path} again"
-        )
+        raise DataError(f"{place} is damaged or of another version ({(wrong or ['format'])[0]!r}): pack {path} again")
     return manifest

@@ -142,10 +142,8 @@ def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) ->
     if len(parts.heldout_runs) == 0:
         raise DataError("nothing is held out: data.heldout is 0, or the text is too short; elman eval --all scores it")
     length = min(length, parts.block - 1)
-    counts = (parts.heldout_runs[:, 1] - parts.heldout_runs[:, 0] - 1) // length
-    offsets = np.concatenate(
-        [run[0] + np.arange(n) * length for run, n in zip(parts.heldout_runs, counts, strict=True)]
-    )
+    each = (parts.heldout_runs[:, 1] - parts.heldout_runs[:, 0] - 1) // length
+    offsets = np.concatenate([run[0] + np.arange(n) * length for run, n in zip(parts.heldout_runs, each, strict=True)])
     if most_bytes is not None and len(offsets) * length > most_bytes:
         kept = max(1, most_bytes // length)
         offsets = offsets[np.arange(kept) * len(offsets) // kept]

@@ -52,9 +52,8 @@ class Split:
         """The number of held-out bytes, with its true share of the file: `1,048,576 (10.4 %) held out, the least for …`."""
         if not self.heldout_bytes:
             return "nothing held out"
-        least = (
-            ", the least for a text of this size" if self.fraction * self.size < self.heldout_bytes - self.block else ""
-        )
+        asked = self.fraction * self.size >= self.heldout_bytes - self.block
+        least = "" if asked else ", the least for a text of this size"
         return f"{self.heldout_bytes:,} ({self.heldout_bytes / self.size:.1%}) held out{least}".replace("%", " %")
 
 

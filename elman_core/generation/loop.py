@@ -43,9 +43,7 @@ def generate_bytes(
         DivergedError: logits that are not finite.
     """
     if model.config.vocab_size != 256:
-        raise ConfigError(
-            f"this model has {model.config.vocab_size} tokens, not 256 bytes: generate_tokens takes their ids"
-        )
+        raise ConfigError(f"this model has {model.config.vocab_size} tokens, not 256 bytes: generate_tokens takes ids")
     return generate_tokens(model, prompt, max_new_tokens=max_new_bytes, num=num, how=how, stop=stop, seed=seed)
 
 
@@ -67,13 +65,9 @@ def generate_tokens(
     for what, given in (("prompt", prompt), ("stop", stop)):
         for token in (min(given, default=0), max(given, default=0)):
             if isinstance(token, str) or not 0 <= token < model.config.vocab_size:
-                raise ConfigError(
-                    f"this model has {model.config.vocab_size} tokens, and the {what} the token {token!r}"
-                )
+                raise ConfigError(f"this model has {model.config.vocab_size} tokens, and the {what} has {token!r}")
     if max_new_tokens < 0 or num < 1:
-        raise ConfigError(
-            f"the number of new tokens must be at least 0, and of samples at least 1, not {max_new_tokens}, {num}"
-        )
+        raise ConfigError(f"new tokens must be at least 0, and samples at least 1, not {max_new_tokens}, {num}")
     if seed is not None and not -(2**63) <= seed < 2**64:  # what torch takes
         raise ConfigError(f"the seed must fit in 64 bits, not {seed}")
     return _generate(model, prompt, max_new_tokens, num, how or Sampling(), frozenset(stop), seed)

@@ -73,9 +73,7 @@ def noise_for(logits_BV: Tensor, how: Sampling, generator: torch.Generator | Non
     """Exponential noise for the draw of each token, the same on every path; None where nothing is drawn."""
     if how.temperature == 0:
         return None
-    return torch.empty(logits_BV.shape, dtype=torch.float32, device=logits_BV.device).exponential_(
-        1, generator=generator
-    )
+    return logits_BV.new_empty(logits_BV.shape, dtype=torch.float32).exponential_(1, generator=generator)
 
 
 def choose(

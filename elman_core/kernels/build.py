@@ -222,9 +222,7 @@ def local_arch(extension: Extension) -> str:
         return levels.get(torch.backends.cpu.get_cpu_capability(), toolchain.host_architecture())
 
     if not torch.cuda.is_available():
-        raise KernelError(
-            f"kernel {extension.name}: no GPU here; name an architecture, as in `elman build --arch sm_90`"
-        )
+        raise KernelError(f"kernel {extension.name}: no GPU here; name one, as in `elman build --arch sm_90`")
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 
@@ -410,9 +408,7 @@ def writable_cache() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
-    raise KernelError(
-        f"no cache folder can be written ({', '.join(map(str, folders))}); set ELMAN_CACHE to one that can"
-    )
+    raise KernelError(f"no cache folder can be written ({', '.join(map(str, folders))}); set ELMAN_CACHE to another")
 
 
 def usable_cache() -> Path:
@@ -425,7 +421,5 @@ def _feature_set(arch: str) -> str:
     """From Hopper on, code is built for one architecture only, with the instructions that only it has."""
     match = re.fullmatch(r"sm_(\d{2,3})", arch)
     if match is None or int(match[1]) < 80:
-        raise KernelError(
-            f"{arch!r} is not an architecture kernels are built for: sm_80, sm_86, sm_89, sm_90, sm_100, …"
-        )
+        raise KernelError(f"{arch!r} is not an architecture kernels are built for: sm_80, sm_86, sm_90, sm_100, …")
     return match[1] + ("a" if int(match[1]) >= 90 else "")

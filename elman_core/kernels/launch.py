@@ -79,9 +79,7 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
     for i, (name, declared) in enumerate(what.declared):
         if (there := type(declared)(module.ask("declares", i))) != declared:
             header = what.header.name if what.header is not None else "the header"
-            raise ConfigError(
-                f"kernel {what.name}: {header} says {name} = {there}, the declaration {declared}: make them agree"
-            )
+            raise ConfigError(f"kernel {what.name}: {header} says {name} = {there}, Python {declared}: make them agree")
     return module
 
 

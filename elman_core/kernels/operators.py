@@ -257,9 +257,7 @@ class Operator:
         named = [(n, row.read) for n, row in zip(flat, rows, strict=True) if row.read]
         read = [n + " if backend == 'torch' else None" * (when == "torch") for n, when in named]
         outputs, kept = ([row.name for row in some] for some in (family.outputs, family.kept))
-        shapes = [
-            f"({n}.shape, {n}.dtype)" for n, row in zip(outputs, family.arriving, strict=True) if not row.optional
-        ]
+        shapes = [f"({n}.shape, {n}.dtype)" for n, g in zip(outputs, family.arriving, strict=True) if not g.optional]
         lines = [
             f"{', '.join([*flat, *self._words])}, = inputs",
             f"{', '.join([*outputs, *kept])}, = output",

@@ -124,9 +124,7 @@ def operator(
     """
     name = schema.partition("(")[0]
     if name in _operators:
-        raise ConfigError(
-            f"{_operators[name]} already has a kernel of this name ({name}): choose another in {caller()}"
-        )
+        raise ConfigError(f"{_operators[name]} has a kernel of this name ({name}), too: choose another in {caller()}")
     _library.define(schema)
     _operators[name] = caller()
     _library.impl(name, run, "CompositeExplicitAutograd")

@@ -150,9 +150,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str, t
     new = [case for case in cases if known is None or (known.passed and str(case) not in known.extra)]
     if new:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise KernelError(
-                f"{spec.name}: {new[0]} was never verified, and a graph is being captured; run one step first"
-            )
+            raise KernelError(f"{spec.name}: {new[0]} is not verified, and a graph is being captured; run a step first")
         # A kernel without gradients is verified in moments, several of them in a row: no warning is needed.
         level = logging.WARNING if spec.differentiable else logging.INFO
         _log.log(level, "elman: first use of the kernel of %s for %s: verifying it", spec.name, new[0])

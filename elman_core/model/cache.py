@@ -271,16 +271,12 @@ def adopt(cache: Cache | None, num_blocks: int) -> Any:
     if cache is None:
         return LadderCache(num_blocks=num_blocks)
     if not isinstance(cache, Cache):
-        raise ConfigError(
-            f"past_key_values must be a transformers Cache such as LadderCache, not {type(cache).__name__}"
-        )
+        raise ConfigError(f"past_key_values must be a Cache such as LadderCache, not {type(cache).__name__}")
     ours = [isinstance(layer, RecurrentLayer) for layer in cache.layers]
     if len(cache.layers) == num_blocks and all(ours):
         return cache
     if any(ours) or any(_used(layer) for layer in cache.layers):
-        raise ConfigError(
-            "this cache already holds the state of another model, or keys and values, from which no ladder continues"
-        )
+        raise ConfigError("this cache holds another model's state, or keys and values, from which no ladder continues")
     static = isinstance(cache, StaticCache)
     cache.layers[:] = [RecurrentLayer(static) for _ in range(num_blocks)]
     cache.layer_class_to_replicate = None

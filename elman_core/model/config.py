@@ -5,15 +5,44 @@ from __future__ import annotations
 import difflib
 import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from elman_core.nn.layers import branches
-from elman_core.registry import ConfigError, check_value
+from elman_core.registry import ConfigError, check_value, how_to_install
 
-from .hub import AUTO_MAP, write_shim
+# How a checkpoint finds this package: `auto_map` in config.json and a file of one import beside the weights.
+SHIM_NAME = "modeling_ladder_hub"
+
+# Transformers reads the imports of this file before it runs it, but none below `try`: of those it would name the package
+# `elman_core` on the index, which need not be ours.
+SHIM = f'''"""The classes of this checkpoint live in the package elman-core.
+
+config.json names under "made_with" the packages of the variants it needs.
+"""
+
+try:
+    from elman_core import (  # noqa: F401
+        LadderConfig,
+        LadderForCausalLM,
+        LadderForSequenceClassification,
+        LadderForTokenClassification,
+        LadderModel,
+    )
+except ImportError as error:
+    raise ImportError("this model needs the package elman-core: {how_to_install("elman-core")}") from error
+'''
+
+AUTO_MAP = {
+    "AutoConfig": f"{SHIM_NAME}.LadderConfig",
+    "AutoModel": f"{SHIM_NAME}.LadderModel",
+    "AutoModelForCausalLM": f"{SHIM_NAME}.LadderForCausalLM",
+    "AutoModelForSequenceClassification": f"{SHIM_NAME}.LadderForSequenceClassification",
+    "AutoModelForTokenClassification": f"{SHIM_NAME}.LadderForTokenClassification",
+}
 
 # What users of other libraries write for our fields; transformers would accept any of these and ignore it.
 _MEANT = {
@@ -121,5 +150,7 @@ class LadderConfig(PreTrainedConfig):
         self.auto_map = dict(AUTO_MAP)
         if self.architectures:
             self.architectures = ["LadderForCausalLM" if a == "LadderLM" else a for a in self.architectures]
-        write_shim(save_directory)
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{SHIM_NAME}.py").write_text(SHIM, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)

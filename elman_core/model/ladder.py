@@ -182,9 +182,7 @@ class LadderModel(LadderPreTrainedModel):
                 entry = cache.layers[index]
                 tape = None if self.training and torch.is_grad_enabled() else entry.recorder()
                 if tape is not None and starts_BT is not None:
-                    raise ConfigError(
-                        "a cache that can undo tokens does not accept packed rows: give each text its own row"
-                    )
+                    raise ConfigError("a cache that can undo tokens takes no packed rows: give each text its own row")
                 x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get(), mask_BT, tape, starts_BT)
                 entry.set(state, n_tokens)
             if output_hidden_states and block.ends_layer:

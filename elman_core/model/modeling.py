@@ -64,9 +64,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         past_key_values, targets = past_key_values if cache is None else cache, None
         if return_loss:
             if input_ids is None or labels is not None or input_ids.shape[1] < 2:
-                raise ConfigError(
-                    "return_loss=True takes only tokens (B, T + 1): inputs are the first T, targets the last T"
-                )
+                raise ConfigError("return_loss=True takes tokens (B, T + 1): inputs the first T, targets the last T")
             targets = _targets(input_ids, attention_mask)[:, :-1].contiguous()
             input_ids, use_cache = input_ids[:, :-1], False
             attention_mask = None if attention_mask is None else attention_mask[:, :-1]
@@ -224,9 +222,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         return None if bool(last_B1.all()) else last_B1
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(
-            "continuous batching pages keys and values, which a ladder has not: call generate() with a batch"
-        )
+        raise ConfigError("continuous batching pages keys and values, which a ladder has not: generate() takes a batch")
 
 
 class _Ends(StoppingCriteriaList):

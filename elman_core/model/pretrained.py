@@ -22,7 +22,7 @@ from elman_core.storage import CHECKSUMS, MOST_READ, check_folder, open_regular
 from .card import model_card
 from .config import LadderConfig
 from .shipped import is_shipped, shipped
-from .tokenizer import write_tokenizer
+from .tokenizer import byte_tokenizer
 
 ALIGNMENT = 64
 """Bytes: what torch's own allocator gives."""
@@ -72,9 +72,7 @@ class LadderPreTrainedModel(PreTrainedModel):
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         if attn_implementation not in (None, "eager"):
-            log.warning(
-                "elman: attn_implementation=%r has no effect: every mixer chooses how it computes", attn_implementation
-            )
+            log.warning("elman: attn_implementation=%r has no effect: each mixer has its own", attn_implementation)
         return "eager"
 
     @torch.no_grad()
@@ -171,7 +169,7 @@ class LadderPreTrainedModel(PreTrainedModel):
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(folder)
             elif self.config.vocab_size == 256:
-                write_tokenizer(folder)
+                byte_tokenizer().save_pretrained(folder)
         if not (folder / "README.md").exists():
             (folder / "README.md").write_text(model_card(self), encoding="utf-8")
 

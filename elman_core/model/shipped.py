@@ -27,12 +27,7 @@ def shipped(path: str | os.PathLike) -> Path:
     name = str(path).removeprefix(PREFIX)
     folders = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
     if name not in folders:
-        known = (
-            f"Installed: {', '.join(sorted(folders))}"
-            if folders
-            else f"Two small models: {how_to_install('elman-checkpoints')}"
-        )
-        raise CheckpointError(
-            f"no installed package has the model {PREFIX}{name}.{did_you_mean(name, folders)} {known}"
-        )
+        some = f"Two small models: {how_to_install('elman-checkpoints')}"
+        known = f"Installed: {', '.join(sorted(folders))}" if folders else some
+        raise CheckpointError(f"no package here has the model {PREFIX}{name}.{did_you_mean(name, folders)} {known}")
     return folders[name]

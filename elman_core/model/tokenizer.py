@@ -8,6 +8,7 @@ raw bytes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from pathlib import Path
@@ -86,9 +87,7 @@ def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTra
 
     place = Path(path)
     if not place.is_file():
-        raise DataError(
-            f"there is no tokenizer {place}: put the one that made these tokens there, or pack the text again"
-        )
+        raise DataError(f"there is no tokenizer {place}: put the one that made these tokens there, or pack again")
     if sha256 is not None and hashlib.sha256(place.read_bytes()).hexdigest() != sha256:
         raise DataError(f"{place} is not the tokenizer that made these tokens: restore it, or pack the text again")
     try:
@@ -148,19 +147,8 @@ def token_bytes(tokenizer: Any) -> NDArray[np.int64]:
     return sizes
 
 
-def write_tokenizer(folder: str | os.PathLike) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` into `folder`."""
-    byte_tokenizer().save_pretrained(folder)
-
-
 def _printable_names() -> list[str]:
     """The name of each byte in a byte-level vocabulary: itself if printable, else the next free code point from 256."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    names, free = [], 0x100
-    for byte in range(256):
-        if byte in printable:
-            names.append(chr(byte))
-        else:
-            names.append(chr(free))
-            free += 1
-    return names
+    free = itertools.count(0x100)
+    return [chr(byte if byte in printable else next(free)) for byte in range(256)]

@@ -27,9 +27,7 @@ def resolve_layers(config: Any) -> list[Resolved]:
     """
     depth = config.num_hidden_layers
     if config.variant is None or config.variant == []:
-        raise ConfigError(
-            "a ladder needs a variant: LadderConfig(variant=…); `elman list` names those that are installed"
-        )
+        raise ConfigError("a ladder needs a variant: LadderConfig(variant=…); `elman list` names those installed")
     names: Any = config.variant
     if isinstance(names, str) and "+" in names:
         names = _pattern(names)
@@ -59,9 +57,7 @@ def resolve_layers(config: Any) -> list[Resolved]:
         options = [next((options[key] for key in _keys(name) if key in options), None) for name in names]
     elif not isinstance(options, list) or len(options) != depth:
         what = f"a list of {len(options)}" if isinstance(options, list) else f"a {type(options).__name__}"
-        raise ConfigError(
-            f"options must be {{variant: its options}} or a list of {depth}, a dict or None each, not {what}"
-        )
+        raise ConfigError(f"options must be {{variant: its options}} or a list of {depth} dicts or None, not {what}")
     return [_resolve(config, name, given) for name, given in zip(names, options, strict=True)]
 
 
@@ -171,6 +167,5 @@ def _blamed(mixer: type) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, ElmanError) or ran_out(error):
             raise
-        raise PluginError(
-            f"{mixer.__name__} of {mixer.__module__.partition('.')[0]} cannot be built: {one_line(error)}"
-        ) from error
+        whose = f"{mixer.__name__} of {mixer.__module__.partition('.')[0]}"
+        raise PluginError(f"{whose} cannot be built: {one_line(error)}") from error

@@ -189,9 +189,8 @@ class MatrixMixer(Mixer):
         self, qkv_BTC: Tensor, decay_BTH: Tensor, projected: dict[str, Tensor], **rest: Any
     ) -> tuple[Tensor, Tensor]:
         """(o (B, T, H, V), S_T) from the projections of x, by name. rest: as in a call of the kernel."""
-        return self.kernel.fused(
-            qkv_BTC, decay_BTH, projected.get("write_gate_proj"), n_state=self.config.n_state, **rest
-        )
+        gate_BTH = projected.get("write_gate_proj")
+        return self.kernel.fused(qkv_BTC, decay_BTH, gate_BTH, n_state=self.config.n_state, **rest)
 
     def _decay(self, x_BTD: Tensor, projected: dict[str, Tensor], given: bool) -> tuple[str, Tensor]:
         """The decay's input (B, T, H), and its map: "mamba", "sigmoid", or "given" for none, so that it is the decay itself."""

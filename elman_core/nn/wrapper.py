@@ -137,9 +137,7 @@ class WrapperMixer(Mixer):
     def validate(cls, dim: int, config: WrapperConfig) -> None:
         """Raises `ConfigError` if nothing is left of the inner width."""
         if config.inner_width(dim) < 1:
-            raise ConfigError(
-                f"expansion {config.expansion} of width {dim} leaves no channel; use at least {1 / dim:.6g}"
-            )
+            raise ConfigError(f"expansion {config.expansion} of width {dim} leaves nothing; use at least {1 / dim:.6g}")
 
     @classmethod
     def state_spec(cls, dim: int, config: WrapperConfig) -> StateSpec:

@@ -104,15 +104,11 @@ def check_hooks(plugin: Any) -> None:
                 raise PluginError(f"{name} is not marked: write @hookimpl above it (from elman_core import hookimpl)")
             continue
         if name not in HOOKS:
-            raise PluginError(
-                f"there is no hook {name!r}.{did_you_mean(name, HOOKS)} Hooks: {', '.join(sorted(HOOKS))}"
-            )
+            raise PluginError(f"there is no hook {name!r}.{did_you_mean(name, HOOKS)} Hooks: {', '.join(HOOKS)}")
         _check_arguments(name, function)
         mine.append(name)
     if not mine:
-        raise PluginError(
-            f"it implements no hook; mark elman_variants with @hookimpl. Hooks: {', '.join(sorted(HOOKS))}"
-        )
+        raise PluginError(f"it implements no hook; mark elman_variants with @hookimpl. Hooks: {', '.join(HOOKS)}")
 
 
 def _check_arguments(name: str, function: Any) -> None:
@@ -173,9 +169,7 @@ def _check_variant(variant: Any) -> None:
         if not isinstance(target, str):
             variant.make_config(target)
         elif target and target not in variant.presets:
-            raise PluginError(
-                f"alias {alias!r} of variant {variant.name!r} means preset {target!r}, which does not exist"
-            )
+            raise PluginError(f"alias {alias!r} of {variant.name!r} means preset {target!r}, which does not exist")
 
 
 def needs_core(dist: metadata.Distribution | None) -> str:

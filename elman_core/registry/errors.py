@@ -58,8 +58,6 @@ class CheckpointError(ElmanError, ValueError):
 class StorageError(ElmanError, OSError):
     """Input or output that failed: a full disk, a folder that cannot be written."""
 
-    exit_code = 1
-
 
 class LoaderError(StorageError):
     """The training text could not be read in the middle of a training."""
@@ -84,8 +82,6 @@ class DivergedError(ElmanError, ArithmeticError):
 
 class RankError(ElmanError, RuntimeError):
     """Another process of the same training has ended, does not answer, or holds something else than this one."""
-
-    exit_code = 1
 
 
 class KernelError(ElmanError, RuntimeError):

@@ -56,9 +56,7 @@ class Mixer(nn.Module):
         """`forward`. Raises `ConfigError` without a row or a step, and for a state of other sizes: kernels and libraries answer
         in different ways, and some read memory that is not theirs."""
         if 0 in x_BTD.shape:
-            raise ConfigError(
-                f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call takes at least one row and one step"
-            )
+            raise ConfigError(f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call needs a row and a step")
         if state is not None and not torch.compiler.is_compiling():
             for name, (sizes, _) in self.state_spec(self.dim, self.config).items():
                 there, wanted = state[name].shape if name in state else (), (x_BTD.shape[0], *sizes)

@@ -23,7 +23,6 @@ class Resolved:
     installed: Installed
     preset: str | None
     config: Any
-    alias: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -63,7 +62,7 @@ def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with
         meant = f"{installed.variant.name}:{preset}" if preset else installed.variant.name
         with_options = "".join(f", {k}={v!r}" for k, v in extra.items())
         log.warning("elman: level %s is variant %s%s", alias, meant, with_options)
-    return Resolved(installed, preset or None, config, alias, config_to_dict(config))
+    return Resolved(installed, preset or None, config, config_to_dict(config))
 
 
 def parse_size(text: str) -> tuple[str, int | None, int | None]:
@@ -77,9 +76,7 @@ def parse_size(text: str) -> tuple[str, int | None, int | None]:
         return name, None, None
     match = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
     if match is None:
-        raise ConfigError(
-            f"write a size as NAME@WIDTHxDEPTH, such as {name or 'e99'}@1536x6, not {text!r}; at most 999999x9999"
-        )
+        raise ConfigError(f"write a size as NAME@WIDTHxDEPTH, such as e99@1536x6, not {text!r}; at most 999999x9999")
     return name, int(match[1]), int(match[2])
 
 

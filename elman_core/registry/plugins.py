@@ -201,10 +201,8 @@ class Plugins:
             )
         if name in self.installed:
             entry = self.installed[name]
-            if entry.needs:
-                raise PluginError(
-                    f"variant {name!r} needs {', '.join(entry.needs)}: pip install {' '.join(entry.needs)}"
-                )
+            if needs := entry.needs:
+                raise PluginError(f"variant {name!r} needs {', '.join(needs)}: pip install {' '.join(needs)}")
             return entry
         raise self._missing(name, made_with)
 

@@ -45,9 +45,7 @@ class MixerContract(Harness):
             mixer = self.make(opts, branch, torch.float32)
             if mixer.state_growth != "constant":
                 continue
-            parts: dict[
-                int, list[tuple[str, Tensor]]
-            ] = {}  # several states may share a tensor, if it holds nothing else
+            parts: dict[int, list[tuple[str, Tensor]]] = {}  # states may share a tensor that holds nothing else
             for name, x in mixer(self.input(64, rows, torch.float32))[1].items():
                 parts.setdefault(x.untyped_storage().data_ptr(), []).append((name, x))
             for shared in parts.values():

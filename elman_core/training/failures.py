@@ -93,12 +93,10 @@ def bad_evaluation(run: Any, result: Mapping[str, Any]) -> DivergedError:
     return _reported(run, run.step, what, here, "the loss", held_out_loss=str(result["loss"]))
 
 
-def _reported(
-    run: Any, step: int, what: str, here: dict[str, str] | None, otherwise: str, **facts: Any
-) -> DivergedError:
-    """The error, with its details in diverged.json. `here`: what this rank found; `otherwise`: if no rank found anything."""
+def _reported(run: Any, step: int, what: str, here: dict[str, str] | None, other: str, **facts: Any) -> DivergedError:
+    """The error, with its details in diverged.json. `here`: what this rank found; `other`: if no rank found anything."""
     first = next(filter(None, run.ranks.gather(here)), None)
-    where = f"{first['kind']} {first['name']}" if first else otherwise
+    where = f"{first['kind']} {first['name']}" if first else other
     path = run.path / "diverged.json"
     report = {
         "step": step,
@@ -174,9 +172,7 @@ def record(run: Any, error: BaseException) -> None:
 
 def stalled(run: Any, seconds: float) -> None:
     """End this process, from another thread: it waits inside a library for a rank that is gone."""
-    error = RankError(
-        f"no step, evaluation or checkpoint has ended for {seconds:.0f} s: a rank is gone or does not answer"
-    )
+    error = RankError(f"no step, evaluation or checkpoint has ended for {seconds:.0f} s: a rank is gone or silent")
     record(run, error)
     log.error("elman: %s", error)
     os._exit(error.exit_code)

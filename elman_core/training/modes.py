@@ -167,9 +167,8 @@ class CapturedStep:
             if self.refused:
                 self.release()
         if self.refused and self.required:
-            raise everywhere(
-                KernelError(f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}")
-            ) from failed
+            what = f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
+            raise everywhere(KernelError(what)) from failed
         if self.refused:
             log.warning("elman: the step cannot be captured as a CUDA graph and runs eager: %s", self.refused)
             self.step.optimizer.zero_grad()

@@ -151,6 +151,4 @@ def require_constant_state(model: Any, why: str) -> None:
     forever."""
     for block in model.model.layers:
         if block.mixer.state_growth != "constant":
-            raise ConfigError(
-                f"{why} needs a state of constant size; that of {type(block.mixer).__name__} grows with every byte"
-            )
+            raise ConfigError(f"{why} needs a state of constant size; that of {type(block.mixer).__name__} grows")

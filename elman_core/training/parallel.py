@@ -76,12 +76,8 @@ def require_one_model(model: nn.Module, ranks: Ranks) -> None:
     sums = ranks.gather(checksum([*model.parameters(), *model.buffers()]))
     odd = [rank for rank, total in enumerate(sums) if total != sums[0]]
     if odd:
-        raise everywhere(
-            RankError(
-                f"rank {odd[0]} no longer holds the weights of rank 0: nothing was saved; check for a GPU that computes "
-                f"wrongly, or a hook that acts on one rank alone"
-            )
-        )
+        what = f"rank {odd[0]} no longer holds the weights of rank 0: nothing was saved; check for a GPU that is wrong"
+        raise everywhere(RankError(f"{what}, or a hook that acts on one rank alone"))
 
 
 class _Loss(nn.Module):

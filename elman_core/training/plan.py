@@ -152,9 +152,7 @@ def decide(
         require_constant_state(model, "data.sampling='tbptt'")
     mode = choose_mode(settings, model, device, sharded=parallel == "fsdp")
     if train.loss_chunk and (plugins := acting().get("elman_loss_terms")):
-        raise ConfigError(
-            f"plugin {plugins[0]} adds loss terms and may need all logits at once: set train.loss_chunk=0"
-        )
+        raise ConfigError(f"plugin {plugins[0]} adds loss terms and may need all logits: set train.loss_chunk=0")
     if manifest is None:
         names = {f.name for f in dataclasses.fields(settings.model)} & vars(model.config).keys()
         chosen = dataclasses.replace(settings.model, **{name: getattr(model.config, name) for name in names})
@@ -186,7 +184,6 @@ def build_model(
         torch.manual_seed(settings.train.seed)
     else:
         tree = dataclasses.asdict(chosen) | {"options": chosen.options or None, "vocab_size": vocab_size}
-        model = LadderForCausalLM(
-            LadderConfig(**{k: v for k, v in tree.items() if k not in ("init", "init_optimizer")})
-        )
+        fields = {k: v for k, v in tree.items() if k not in ("init", "init_optimizer")}
+        model = LadderForCausalLM(LadderConfig(**fields))
     return model.float().to(device).train()

@@ -131,9 +131,8 @@ class Feed:
             windows = self.reader.get(step)
         else:
             windows = Windows.of(self.read(step)).each(lambda t: t.to(self.device))
-        return dataclasses.replace(
-            windows, carry=carry, fresh=windows.fresh if windows.starts is None and self.carries else None
-        )
+        fresh = windows.fresh if windows.starts is None and self.carries else None
+        return dataclasses.replace(windows, carry=carry, fresh=fresh)
 
     def close(self) -> None:
         """End the reading thread."""

@@ -186,9 +186,8 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
         for name in values:
             if name not in limits:
                 raise _unknown(f"{table}.{name}", where, _options(tree))
-        parts[table] = kind(
-            **{n: check_value(f"{where}{table}.{n}", v, hints[n], limits[n]) for n, v in values.items()}
-        )
+        checked = {n: check_value(f"{where}{table}.{n}", v, hints[n], limits[n]) for n, v in values.items()}
+        parts[table] = kind(**checked)
     return Settings(**parts)
 
 

@@ -63,7 +63,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False, text
             protocol=protocol,
             protocol_hash=protocol_hash(protocol),
             asked={"variant": asked.variant, "options": asked.options},
-            parameters=sum(p.numel() for p in plan.model.parameters()),
+            parameters=plan.model.num_parameters(),
             made_with=dict(plan.model.config.made_with or {}),
             git_commit=git_commit(Path.cwd()) if ranks.main else None,
             resumed=[],
@@ -188,9 +188,7 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
     settings, train, text, vocabulary = plan.settings, plan.settings.train, plan.text, plan.model.config.vocab_size
     unit = "byte" if vocabulary == 256 else "token"
     model = settings.model
-    size = (
-        f"{model.hidden_size}x{model.num_hidden_layers}, {sum(p.numel() for p in plan.model.parameters()):,} parameters"
-    )
+    size = f"{model.hidden_size}x{model.num_hidden_layers}, {plan.model.num_parameters():,} parameters"
     name = model.variant if isinstance(model.variant, str) else "+".join(map(str, model.variant))
     yield f"run         {path}{f' (resumed at step {position.progress.step})' if position else ''}: {name}@{size}"
     yield f"settings    {'  '.join(_changed(settings)) or 'the defaults'} (all are in manifest.json)"

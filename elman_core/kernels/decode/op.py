@@ -177,9 +177,7 @@ class Shared(Compiled):
         """What `elman verify` checks."""
         return KernelSpec(
             name=NAME,
-            cases=lambda _target, grid: [
-                spec.shared(kind, c) for kind, p in spec.PROBLEMS.items() for c in p.cases(grid)
-            ],
+            cases=lambda _, grid: [spec.shared(kind, c) for kind, p in spec.PROBLEMS.items() for c in p.cases(grid)],
             make_inputs=_draw_inputs,
             call=_call,
             states=(),

@@ -254,7 +254,5 @@ def clear(inputs: Inputs, options: Mapping[str, Any]) -> None:
 def _clear_threshold(logits: Tensor, seen: Tensor, how: dict[str, Any]) -> Tensor:
     """For each row: whether the same classes can be drawn with a slightly smaller and a slightly larger top-p."""
     shares = (1 - _MARGIN, 1 + _MARGIN) if how["top_p"] < 1 else (1.0, 1.0)
-    kept = [
-        portable.kept_scores(logits.double(), seen, **(how | {"top_p": how["top_p"] * x})).isfinite() for x in shares
-    ]
+    kept = [portable.kept_scores(logits.double(), seen, **how | {"top_p": how["top_p"] * x}).isfinite() for x in shares]
     return (kept[0] == kept[1]).all(-1)

@@ -214,9 +214,7 @@ def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) 
         given |= {"rows": chosen.rows, "groups": chosen.groups, "delay": chosen.delay, "timeout_ns": TIMEOUT_NS}
         given |= {"error": error_word(device), "stream": launch.stream(main_TBd)}
     if cell.bare is not None and (chosen is None or chosen.kind == "steps"):
-        raise KernelError(
-            f"{cell.name}: only a persistent launch of a GPU has tied weights, and none holds this matrix"
-        )
+        raise KernelError(f"{cell.name}: only a GPU's persistent launch has tied weights, and none holds this matrix")
     return module, chosen
 
 

@@ -166,10 +166,8 @@ class DenseKernel:
         backend = choose(self.name, backend, u_TBd, problem, cpu=cpu)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)
-        bias = () if recurrence is self._plain else (b,)
-        y_TBd, last_Bd = recurrence.operator.call(
-            u_TBd, *extras, w_dd, *bias, h0_Bd, mask_TB, starts_TB, backend=backend
-        )
+        weights = (w_dd,) if recurrence is self._plain else (w_dd, b)
+        y_TBd, last_Bd = recurrence.operator.call(u_TBd, *extras, *weights, h0_Bd, mask_TB, starts_TB, backend=backend)
         return (y_TBd[:, :rows], last_Bd[:rows]) if spare else (y_TBd, last_Bd)
 
     def _is_tied(self, tied: Recurrence, x_TBd: Tensor, backend: Backend, packed: bool = False) -> bool:

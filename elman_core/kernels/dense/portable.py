@@ -183,9 +183,8 @@ def _backward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
     """The results of the operator's backward."""
     history, of_extras = values["history"], values["extra"]
     gy, w, *extras = (x.to(history.dtype) for x in (values["gy"], values["w"], *of_extras))
-    da, dextras, dh0 = backward(
-        cell, gy, values["g_last"], extras, w, history, values["a"], values["mask"], values["starts"]
-    )
+    flags = values["mask"], values["starts"]
+    da, dextras, dh0 = backward(cell, gy, values["g_last"], extras, w, history, values["a"], *flags)
     return da, *(d.to(e.dtype) for d, e in zip(dextras, of_extras, strict=True)), dh0
 
 

@@ -103,9 +103,7 @@ def settled(
         if held >= groups:
             return module, rows, groups
         groups = max(0, min(held, groups - 1))
-    raise KernelUnavailableError(
-        f"{cell.name}: this GPU does not hold {ceil(width / OWNED)} blocks at once (width {width})"
-    )
+    raise KernelUnavailableError(f"{cell.name}: this GPU does not hold {ceil(width / OWNED)} blocks (width {width})")
 
 
 def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
@@ -115,17 +113,15 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
         KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
     """
     main, (rows, columns) = given["u" if function == "forward" else "gy"], given["w"].shape
-    width = rows // cell.gates
+    width, batch = rows // cell.gates, main.shape[1]
     held: AbstractContextManager[None] = nullcontext()
     with launch.on(main):
         if values["backend"] == "cuda":
             packed = given.get("starts") is not None
-            module, rows, groups = settled(
-                cell, main.dtype, main.shape[1], width, main.device.index, packed, width // columns
-            )
+            module, rows, groups = settled(cell, main.dtype, batch, width, main.device.index, packed, width // columns)
             given |= {"rows": rows, "groups": groups, "timeout_ns": TIMEOUT_NS}
             given |= {"error": error_word(main.device), "stream": launch.stream(main)}
-            held = launch.together(min(groups, ceil(main.shape[1] / rows)) * (width // OWNED))
+            held = launch.together(min(groups, ceil(batch / rows)) * (width // OWNED))
         elif values["backend"] == "cpu" or main.dtype in (torch.float32, torch.float64):
             module = _opened(cell, values["backend"], main.dtype, main.device.index)
             given["threads"] = torch.get_num_threads()

@@ -70,7 +70,7 @@ class GatesKernel(Compiled):
         limit(name, states=(len(states), 1, 4), gates=(gates, 1, 4))
         if inner is not None and (splits or len(states) > 1):
             raise ConfigError(
-                f"{name}: a cell with `inner` has one state, and its du is dp: leave out splits and further states"
+                f"{name}: a cell with `inner` has one state and du = dp: leave out splits and further states"
             )
         self.name, self.plain = name, ("torch" if inner is None else "reference")
         self.cell = GatesCell(

@@ -200,9 +200,8 @@ def part(x: Any, rows: slice | None) -> Any:
 
 def gradients(cell: MatrixCell, values: Values) -> Values:
     """The gradients of the inputs, from the results of a backward: shares of heads and of rows of the batch are added up."""
-    found: Values = {
-        "scalar": [d if x is not None else None for x, d in zip(values["scalar"], values["dscalar"], strict=True)]
-    }
+    scalars = zip(values["scalar"], values["dscalar"], strict=True)
+    found: Values = {"scalar": [None if x is None else d for x, d in scalars]}
     if (packed := values.get("packed")) is None:
         found |= {"q": values["dq"], "k": values["dk"], "vector": values["dvector"], "line": values["dline"]}
         if cell.shared:

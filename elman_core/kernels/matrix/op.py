@@ -205,9 +205,8 @@ class MatrixKernel(Compiled):
         if backend == "reference":
             o, last = recurrence(cell, maps, tensors, (H, N), on)
         else:
-            dtypes = dict.fromkeys(exact, full) | {
-                n: full for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"
-            }
+            given = {n for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
+            dtypes = dict.fromkeys(exact | given, full)
             for n in (*cell.packed, "k", *cell.scalars):
                 if (x := tensors.get(n)) is not None:
                     tensors[n] = x.to(dtypes.get(n, first.dtype))

@@ -27,9 +27,7 @@ def round_to_int8(model: nn.Module) -> None:
     """
     matrices = [p for p in model.parameters() if _fits(p)]
     if odd := next((p.dtype for p in matrices if p.dtype != torch.float32), None):
-        raise ConfigError(
-            f"only a float32 model is rounded to int8, not one in {str(odd)[6:]}: load it with dtype=float32"
-        )
+        raise ConfigError(f"only a float32 model is rounded to int8, not {str(odd)[6:]}: load it with dtype=float32")
     with torch.no_grad():
         for w in matrices:
             whole, step = _steps(w)

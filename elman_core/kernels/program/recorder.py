@@ -153,11 +153,6 @@ class Program:
             part.again() if isinstance(part, Operation) else call(self.module, part, threads) for part in self.parts
         ]
 
-    @property
-    def in_python(self) -> list[str]:
-        """The operators for which there are no instructions."""
-        return [part.name for part in self.parts if isinstance(part, Operation)]
-
     def __call__(self) -> Tensor:
         for step in self.steps:
             step()

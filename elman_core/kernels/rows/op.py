@@ -78,14 +78,12 @@ class RowsKernel(Compiled):
         """
         given = (q_BTGK, k_BTGK, v_BTHV, f_BTH, w_HVV, state_BHKV, mask_BT, starts_BT)
         sizes = check(self.name, self._wanted, given)
-        if sizes["G"] not in (1, sizes["H"]):
-            raise ConfigError(
-                f"{self.name}: q and k have {sizes['G']} heads beside v with {sizes['H']}; give as many, or one"
-            )
+        T, G, H, K, V = (sizes[letter] for letter in "TGHKV")
+        if G not in (1, H):
+            raise ConfigError(f"{self.name}: q and k have {G} heads beside v with {H}; give as many, or one")
         wide = compute_dtype(q_BTGK)
         asked: Backend = "reference" if backend == "auto" and wide == torch.float64 else backend
-        K, V = sizes["K"], sizes["V"]
-        cpu = pays(q_BTGK, sizes["T"], sizes["H"] * K * V)
+        cpu = pays(q_BTGK, T, H * K * V)
         if (chosen := choose(self.name, asked, q_BTGK, lambda: (K, V), "reference", cpu=cpu)) == "reference":
             return self.reference(*given)
         o, last = self._operator.call(*given, backend=chosen)

@@ -106,11 +106,8 @@ class Ranks:
         for rank, others in enumerate(told):
             for name, value in told[0].items():
                 if others.get(name) != value:
-                    raise everywhere(
-                        ConfigError(
-                            f"rank {rank} has {name} {others.get(name)}, rank 0 has {value}: give every rank the same"
-                        )
-                    )
+                    what = f"rank {rank} has {name} {others.get(name)}, rank 0 has {value}: give every rank the same"
+                    raise everywhere(ConfigError(what))
 
     def rows(self, count: int) -> range:
         """This rank's rows of a batch of `count`: contiguous parts in the order of the ranks."""
@@ -217,9 +214,8 @@ def join() -> Ranks:
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout()))
             if torch.cuda.is_available() and local < torch.cuda.device_count():
                 torch.cuda.set_device(local)
-            dist.init_process_group(
-                backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout()
-            )
+            group = dist.PrefixStore("group", store)
+            dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout())
         except (RuntimeError, ValueError, OSError) as error:
             raise RankError(f"the {size} ranks did not find each other: {str(error).splitlines()[0]}") from error
         _joined = Ranks(rank, size, local, dist.PrefixStore("notes", store))

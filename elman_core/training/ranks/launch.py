@@ -39,9 +39,7 @@ def place() -> tuple[int, int, int]:
     except ValueError:
         rank, size, local = -1, 0, 0
     if not 0 <= rank < size:
-        raise ConfigError(
-            f"RANK, WORLD_SIZE and LOCAL_RANK are {', '.join(values)}: start several processes with torchrun"
-        )
+        raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK are {', '.join(values)}: start processes with torchrun")
     return rank, size, local
 
 

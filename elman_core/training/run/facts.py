@@ -62,7 +62,6 @@ def versions(requirements: Mapping[str, str]) -> dict[str, str]:
 
     from elman_core import __version__
 
-    libraries = {
-        name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "numpy", "schedulefree")
-    }
+    names = ("torch", "transformers", "safetensors", "numpy", "schedulefree")
+    libraries = {name: metadata.version(name) for name in names}
     return {"elman-core": __version__, **dict(r.split("==", 1) for r in requirements.values()), **libraries}

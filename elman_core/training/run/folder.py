@@ -60,11 +60,8 @@ class RunFolder:
         if path is not None:
             require_text(path)
             if path.exists() and not (path.is_dir() and _not_begun(path)):
-                hint = (
-                    f"elman resume {shlex.quote(str(path))} continues it"
-                    if (path / MANIFEST).exists()
-                    else "nothing is overwritten"
-                )
+                on = f"elman resume {shlex.quote(str(path))} continues it"
+                hint = on if (path / MANIFEST).exists() else "nothing is overwritten"
                 raise ConfigError(f"{path} already exists: choose another --out ({hint})")
             with storage_errors(f"cannot make {path}"):
                 path.mkdir(parents=True, exist_ok=True)
@@ -141,9 +138,7 @@ class RunFolder:
             writing = storage_errors(f"cannot write {aside}")
             with writing, open(open_regular(path), "rb") as file, replacing(aside) as out:
                 shutil.copyfileobj(file, out)
-            log.warning(
-                "elman: %s has %d damaged, repeated or misplaced lines and is kept as %s", path, damaged, aside.name
-            )
+            log.warning("elman: %s has %d damaged, repeated or misplaced lines: kept as %s", path, damaged, aside.name)
         if lacking:
             log.warning("elman: %s lacks %d of the %d steps before this one; the run continues", path, lacking, step)
         write_text(path, "".join(log_line(line, self.id) + "\n" for line in kept))

@@ -74,17 +74,9 @@ def card_rows(
         "optimizer": f"{train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule, {train.precision}",
     }
     if place := settings.model.init:
-        path = Path(place)
-        name = (
-            place
-            if not path.is_absolute()
-            else path.parents[1].name
-            if path.parent.name == "checkpoints"
-            else path.name
-        )
-        rows["begun with"] = (
-            f"{name}, its optimizer's state {'kept' if settings.model.init_optimizer == 'keep' else 'dropped'}"
-        )
+        path, kept = Path(place), "kept" if settings.model.init_optimizer == "keep" else "dropped"
+        model = path.parents[1] if path.parent.name == "checkpoints" else path
+        rows["begun with"] = f"{model.name if path.is_absolute() else place}, its optimizer's state {kept}"
     if evaluation is not None:
         rows["held out"] = (
             f"{evaluation['bits_per_byte']:.4f} bits per byte at step {evaluation['step']:,}, on {evaluation['bytes']:,} bytes"
