@@ -219,7 +219,7 @@ def test_doctor_says_what_a_first_use_will_meet(
     rows = {r["what"]: r for found in read(capsys, "doctor").values() for r in found}
     said = "torch for CUDA 13.0 finds no GPU, although driver 470.82.01 is here: it may be too old"
     assert (rows["GPU"]["state"], rows["GPU"]["is"]) == ("missing", said)
-    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to a folder on a local disk")
+    assert (rows["cache"]["state"], rows["cache"]["fix"]) == ("missing", "set ELMAN_CACHE to a local disk")
     assert rows["e42"]["is"].startswith("backend torch (no Python headers) on cpu")
 
 

@@ -283,7 +283,7 @@ def test_clusters_need_hopper():
         ((5, 2, 4112), torch.bfloat16, H200, "multiples of 16 up to 4096, not 4112"),
         ((5, 2, 64), torch.float64, H200, "bfloat16, float16 or float32, not torch.float64"),
         ((5, 2, 64), torch.bfloat16, Device(40, 65536, (7, 5)), "8.0 or newer, not 7.5"),
-        ((65536, 65536, 64), torch.bfloat16, H200, "B up to 65535"),
+        ((65536, 65536, 64), torch.bfloat16, H200, "B ≤ 65535"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_what_is(sizes, dtype, device, says):

@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from elman_core.model import byte_tokenizer
-from elman_core.model.tokenizer import write_tokenizer
 
 EDGES = [
     "", " ", "\n", "a b", "  lead", "trail  ", "\x00", "\x1e", "\x1e\x00\x1e", "Ğ", "ÿ", "Āā", "é", "日本語", "👩‍👩‍👧",
@@ -21,7 +20,7 @@ def tokenizer(request, tmp_path_factory):
     if request.param == "made":
         return byte_tokenizer()
     folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
+    byte_tokenizer().save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -16,7 +16,7 @@ BROKEN = {
     "argument": "PluginError: hook elman_step_end has no argument 'metric'. Did you mean 'metrics'?",
     "unmarked": "PluginError: elman_step_end is not marked: write @hookimpl above it",
     "again": "PluginError: its module elman_good is that of elman-good, too: pip uninstall elman-again",
-    "shares": "PluginError: it changes torch's defaults: dtype float64, device cpu, gradients off",
+    "shares": "PluginError: it changes torch's defaults: dtype float64, device cpu, grad off",
     "nohook": "PluginError: it implements no hook; mark elman_variants with @hookimpl",
     "returns": "PluginError: elman_variants must yield Variant objects; it returned NoneType",
     "wrongthing": "PluginError: elman_variants must yield Variant objects, not str",

@@ -16,9 +16,7 @@ SAMPLING = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "no_repeat_ngram_size"
 
 
 def demo(
-    variant: str | None = typer.Argument(
-        None, help="NAME or NAME:preset; by default one that learns quickly on a CPU."
-    ),
+    variant: str | None = typer.Argument(None, help="NAME or NAME:preset; by default one that learns fast on a CPU."),
     seconds: float = typer.Option(100.0, min=1, help="Seconds of training."),
     steps: int | None = typer.Option(None, min=1, help="Steps of training, instead of seconds."),
     out: Path | None = typer.Option(None, help="Folder of the run; runs/demo by default."),

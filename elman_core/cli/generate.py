@@ -24,9 +24,7 @@ SMALL = 2**25
 
 def generate(
     model: Annotated[str, typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id.")],
-    source: Annotated[
-        str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from standard input.")
-    ] = None,
+    source: Annotated[str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from stdin.")] = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text to continue.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="File to continue, as raw bytes.")] = None,
     count: Annotated[
@@ -37,9 +35,7 @@ def generate(
     top_p: Annotated[
         float, typer.Option("--top-p", help="Draw from the likeliest bytes whose probabilities add up to p.")
     ] = 0.9,
-    rep_penalty: Annotated[
-        float, typer.Option("--rep-penalty", help="Penalty on bytes that have occurred; 1: none.")
-    ] = 1.0,
+    rep_penalty: Annotated[float, typer.Option("--rep-penalty", help="Penalty on bytes that occurred; 1: none.")] = 1.0,
     stop: Annotated[
         str | None,
         typer.Option(

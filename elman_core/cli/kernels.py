@@ -36,9 +36,7 @@ def build(
     backend: Annotated[
         Literal["cuda", "cpu", "host"], typer.Option(help="cpu: of this machine. host: the C++ build that tests use.")
     ] = "cuda",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be compiled, and compile nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be compiled; compile nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
@@ -104,9 +102,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
 
 def verify(
     names: Names = None,
-    grid: Annotated[
-        Literal["quick", "full"], typer.Option(help="About 20 or about 200 cases for each kernel.")
-    ] = "quick",
+    grid: Annotated[Literal["quick", "full"], typer.Option(help="About 20 or 200 cases for each kernel.")] = "quick",
     dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, with commas.")] = "",
     backend: Annotated[
         Literal["auto", "torch", "cpu", "host", "cuda", "emulated"],

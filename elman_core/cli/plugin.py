@@ -19,9 +19,7 @@ def new(
         Literal["dense", "gates", "elementwise", "matrix", "reference"],
         typer.Option(help="What runs over time; the limits of each: docs/how-to/variant.md."),
     ] = "dense",
-    folder: Annotated[
-        Path, typer.Option("--dir", help="Where; in a repository of plugins it goes to plugins/.")
-    ] = Path(),
+    folder: Annotated[Path, typer.Option("--dir", help="Where; in a repository of plugins: plugins/.")] = Path(),
 ) -> None:
     """Write a plugin that passes its contract, for you to change."""
     from elman_core.registry.checks import is_missing

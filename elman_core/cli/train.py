@@ -73,9 +73,7 @@ def resume(
         [], metavar="FILE[:WEIGHT]", help="Where the training text is now, if it was moved; all of a mixture."
     ),
     gpus: Gpus = None,
-    sets: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="A setting to change, such as train.accumulate=2."
-    ),
+    sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Change a setting, as train.accumulate=2."),
 ) -> None:
     """Continue a run from its last good checkpoint. It reads the same batches; on one device the losses are the same bits."""
     from elman_core.training.ranks.launch import hush

@@ -129,9 +129,7 @@ class Decoder:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
         recording = try_to_record(recorder, lambda: self._burst(states), [self.generator])
         if isinstance(recording, RuntimeError):
-            log.warning(
-                "elman: a step of decoding cannot be recorded and runs eager: %s", str(recording).splitlines()[0]
-            )
+            log.warning("elman: a step of decoding cannot be recorded, runs eager: %s", str(recording).splitlines()[0])
             self.recorder = None
         else:
             self._replay, self._states = recording, states

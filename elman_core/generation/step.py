@@ -55,7 +55,7 @@ def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> 
     try:
         return BatchedStep(model, recorder, most)
     except RuntimeError as error:
-        log.warning("elman: a step of decoding cannot be recorded and runs eager: %s", str(error).splitlines()[0])
+        log.warning("elman: a step of decoding cannot be recorded, runs eager: %s", str(error).splitlines()[0])
         return None
 
 

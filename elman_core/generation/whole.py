@@ -149,9 +149,7 @@ def _check(program: Program, exact: _Run, states: _States, near: _Run, dtype: to
             check_errors(program.device)
         most = 2 * limit_of(dtype, off(others, logits)) * float(logits.norm())  # two logits, each as far off as all
         if drawn < 0 or float(logits.max() - logits[drawn]) > most:
-            raise KernelError(
-                f"the program of this model drew the byte {drawn}, which plain PyTorch does not: report it"
-            )
+            raise KernelError(f"the program of this model drew byte {drawn}, which plain PyTorch does not: report it")
         token = torch.tensor([[drawn]])
     saved = {key: torch.empty_like(x, device=program.device) for key, x in by_name(states).items()}
     run.save(saved)

@@ -298,9 +298,7 @@ def _locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
         with said_when_slow(other):
             return FileLock(folder / f".{stem}.lock").acquire()  # the system drops it if this process dies
     except OSError as error:  # as on NFS without its lock service
-        raise KernelError(
-            f"{folder} cannot be locked ({error.strerror}); set ELMAN_CACHE to a folder on a local disk"
-        ) from error
+        raise KernelError(f"{folder} cannot be locked ({error.strerror}); set ELMAN_CACHE to a local disk") from error
 
 
 def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) -> list[Path]:

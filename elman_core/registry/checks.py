@@ -81,9 +81,7 @@ def shared_state_kept() -> Iterator[None]:
             torch.set_grad_enabled(before[2])
     if after != before:
         dtype, device, on = after
-        raise PluginError(
-            f"it changes torch's defaults: dtype {dtype}, device {device}, gradients {'on' if on else 'off'}"
-        )
+        raise PluginError(f"it changes torch's defaults: dtype {dtype}, device {device}, grad {'on' if on else 'off'}")
 
 
 def check_hooks(plugin: Any) -> None:

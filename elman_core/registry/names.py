@@ -76,7 +76,8 @@ def parse_size(text: str) -> tuple[str, int | None, int | None]:
         return name, None, None
     match = re.fullmatch(r"0*([1-9][0-9]{0,5})[xX]0*([1-9][0-9]{0,3})", size)
     if match is None:
-        raise ConfigError(f"write a size as NAME@WIDTHxDEPTH, such as e99@1536x6, not {text!r}; at most 999999x9999")
+        such = f"{name or 'e99'}@1536x6"
+        raise ConfigError(f"write a size as NAME@WIDTHxDEPTH, such as {such}, not {text!r}; at most 999999x9999")
     return name, int(match[1]), int(match[2])
 
 

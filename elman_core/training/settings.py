@@ -175,9 +175,7 @@ def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
     parts = {}
     for table, values in tree.items():
         if table not in TABLES:
-            raise ConfigError(
-                f"{where}there is no table {table!r}.{did_you_mean(table, TABLES)} Tables: {', '.join(TABLES)}"
-            )
+            raise ConfigError(f"{where}no table {table!r}.{did_you_mean(table, TABLES)} Tables: {', '.join(TABLES)}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}{table} is a table of settings, not {values!r}")
         kind = TABLES[table]

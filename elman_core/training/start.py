@@ -192,10 +192,8 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
     name = model.variant if isinstance(model.variant, str) else "+".join(map(str, model.variant))
     yield f"run         {path}{f' (resumed at step {position.progress.step})' if position else ''}: {name}@{size}"
     yield f"settings    {'  '.join(_changed(settings)) or 'the defaults'} (all are in manifest.json)"
-    first = (
-        "" if plan.init else f"; expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
-    )
-    yield f"text        {text.windows.in_words}{first}"
+    expected = f"; expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
+    yield f"text        {text.windows.in_words}{'' if plan.init else expected}"
     if text.heldout_file:
         yield f"held out    {text.heldout_file.value}"
     mode = f"{plan.mode.name} steps ({plan.mode.why})"

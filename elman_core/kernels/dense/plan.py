@@ -117,9 +117,7 @@ def plan(
     if width % 16 or not 16 <= width <= MAX_WIDTH:
         raise KernelError(f"dense kernels take widths that are multiples of 16 up to {MAX_WIDTH}, not {width}")
     if batch > MAX_BATCH or steps * batch > MAX_PLACES:
-        raise KernelError(
-            f"dense kernels take B up to {MAX_BATCH} and T·B up to {MAX_PLACES}, not {batch} and {steps * batch}"
-        )
+        raise KernelError(f"dense kernels take B ≤ {MAX_BATCH} and T·B ≤ {MAX_PLACES}, not {batch} and {steps * batch}")
     values = 4 // dtype.itemsize  # of a 4-byte word
     parts, chunks = ceil(width / (32 * values)), ceil(width / (_WARPS * _CHUNK))
     found = None if "cluster" in without else _cluster(batch, parts, device)

@@ -69,9 +69,7 @@ class GatesKernel(Compiled):
     ) -> None:
         limit(name, states=(len(states), 1, 4), gates=(gates, 1, 4))
         if inner is not None and (splits or len(states) > 1):
-            raise ConfigError(
-                f"{name}: a cell with `inner` has one state and du = dp: leave out splits and further states"
-            )
+            raise ConfigError(f"{name}: a cell with `inner` has one state, du = dp: leave out splits and more states")
         self.name, self.plain = name, ("torch" if inner is None else "reference")
         self.cell = GatesCell(
             name, Path(header), cell or f"elman::{name}::Cell", step, adjust=adjust,

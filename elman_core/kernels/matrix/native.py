@@ -39,9 +39,7 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
     if not fits or size.dtype not in DTYPES[target]:
         known = SUPPORTED + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[target])
-        raise KernelError(
-            f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. There are: {known}"
-        )
+        raise KernelError(f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. Known: {known}")
     form = Form.parse(size.form)
     form = replace(form, packed=form.packed and target == "cuda")  # the others test each step
     absent = bool(cell.optional) and not form.arguments[-1]

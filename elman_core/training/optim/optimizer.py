@@ -74,9 +74,8 @@ class Optimizer:
         else:
             device = next(iter(self.params.values())).device
             # The learning rate lies on the device, where a recorded step finds it. The fused kernel reads it in float32.
-            lr = torch.tensor(
-                settings.lr, device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32
-            )
+            dtype = torch.float64 if device.type == "cpu" else torch.float32
+            lr = torch.tensor(settings.lr, device=device, dtype=dtype)
             capturable = device.type == "cuda"
             self.inner = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True, capturable=capturable)
 
