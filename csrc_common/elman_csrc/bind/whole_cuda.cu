@@ -33,7 +33,7 @@ const char* run(const WholeCall& c) {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative, attribute.val.cooperative = 1;
-  config.gridDim = dim3(static_cast<unsigned>(c.blocks)), config.blockDim = dim3(whole::kThreads), config.dynamicSmemBytes = bytes;
+  config.gridDim = dim3(static_cast<unsigned>(c.blocks)), config.blockDim = dim3(whole::kAll), config.dynamicSmemBytes = bytes;
   config.stream = at<CUstream_st>(c.stream), config.attrs = &attribute, config.numAttrs = 1;
   cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, function, g);

@@ -87,6 +87,23 @@ def unflat(place: str, shape: Sequence[int]) -> Index:
     return made
 
 
+@functools.cache
+def values(text: str) -> list[int] | None:
+    """The numbers that an index of C takes, of a row after the other; None if it depends on more than `row` and its number of
+    rows."""
+    names = {*re.findall(r"[a-z]\w*", text)} - {"within"}
+    count = (
+        1
+        if not names
+        else int(next(iter(names))[3:] or 0)
+        if len(names) == 1 and re.fullmatch(r"row\d+", *names)
+        else 0
+    )
+    place = compile(text.replace("/", "//"), "place", "eval") if count else None
+    given = {"within": lambda i, size: min(max(i, 0), size - 1)}
+    return [eval(place, {**given, **dict.fromkeys(names, i)}) for i in range(count)] if place else None
+
+
 def _reshaped(x: Node, shape: Shape) -> Node:
     if [s for s in shape if s != 1] == [s for s in x.shape if s != 1]:
 
@@ -210,6 +227,12 @@ def _cat(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
 
     def expr(value: Value, index: Index) -> str:
         made, end, i = "", shape[dim], index[dim]
+        if len(parts) > 1 and (known := values(i)):  # of one part alone
+            start = 0
+            for part in parts:
+                if start <= min(known) and max(known) < start + part.shape[dim]:
+                    return value(part, [*index[:dim], f"({i} - {start})" if start else i, *index[dim + 1 :]])
+                start += part.shape[dim]
         for part in reversed(parts):
             end -= part.shape[dim]
             at = "0" if part.shape[dim] == 1 else i if len(parts) == 1 else f"within({i} - {end}, {part.shape[dim]})"

@@ -17,11 +17,15 @@ from typing import Any
 from torch import Tensor
 
 from .nodes import Index, Node, UnknownError, flat, unflat
+from .rows import Rows, name, row_indices, same
 
 LARGE = 16384
 MOST_WHOLE = 1 << 17
 State = tuple[int, str]
-_WARPS, _PIECE, _DEPTHS, _SCRATCH, _PART = 16, 2048, (4, 3, 2), 4096, 24  # at least those of whole.cuh
+_WARPS, _PIECE, _SCRATCH, _PART = 15, 3072, 4096, 24  # at least those of whole.cuh
+_THREADS = 32 * _WARPS
+_RING = 32 << 10, 128 << 10  # bytes for weights, at least and at most: what is left of the memory caches constants
+_LOADS = 10  # of results, that a thread has on their way
 _COPIES = 8  # of each word of the exchange, so that not all blocks ask for the same few lines
 
 
@@ -49,10 +53,21 @@ class Source:
 
 
 @dataclass
+class _Use:
+    """Of a node in memory, by the threads of a block; own: whether thread i % _THREADS alone has to do with element i."""
+
+    node: Node
+    own: bool
+    writes: bool = False
+
+
+@dataclass
 class _Line:
     text: str
     reads: set[Node]
     makes: Node | None = None
+    uses: Sequence[_Use] = ()
+    meets: bool = False  # inside, after it has read
 
 
 def write(
@@ -113,28 +128,38 @@ class _Writer:
         self.logits, self.states, self.large = logits, states, large
         self.updated = {_root(after): before for before, after in states.values() if before in self.large}
         self.target = dict[Node, Node]()  # what becomes a small state
-        self.offset, self.small, self.floats = dict[Node, int](), 0, 0
-        for before, after in sorted(states.values(), key=lambda pair: pair[0] in self.large):
-            self.offset[before] = self.floats
-            self.floats += before.count + -before.count % 4
-            if before in self.large:
-                continue
-            self.small = self.floats
-            root = _root(after)
-            fits = _in_order(after) and root.leaf is None and not root.combine and root not in self.target
-            self.target[root if fits else _copied(after)] = before
+        for before, after in states.values():
+            if before not in self.large:
+                root = _root(after)
+                fits = _in_order(after) and root.leaf is None and not root.combine and root not in self.target
+                self.target[root if fits else _copied(after)] = before
         self.inputs = dict[Node, Node]()  # of products, as they lie in memory
         self.part, self.level = dict[Node, Node](), dict[Node, int]()
         self.order = self._reach([logits, *self.target, *self.updated])
         self.columns = dict[Node, tuple[Index, int]]()
         self.kept = {*self.target, *self.updated, *self.inputs.values()}
         self._find()
+        levels = range(1, max(self.level.values()) + 1)
+        self.works = [[x for x in self.order if self.shared(x) and self.level[x] == n] for n in levels]
+        fixed = {_root(logits), *self.updated, *self.large, *self.part}
+        found = Rows(self.order, self.level, self.target, fixed, [x for work in self.works for x in work], self.kept)
+        self.rows, self.after = found.found(), found.after
+        changed = {x for row in self.rows.values() for x, _ in row.states}
+        self.owned = {self.target.pop(x): x for x in changed}
+        self.offset, self.small, self.floats = dict[Node, int](), 0, 0
+        first = [*self.target.values()]  # the states that each block has for itself
+        local = [row.end for row in self.rows.values() if row.local]
+        for before in [*first, *(b for b, _ in states.values() if b not in first), *local]:
+            self.offset[before] = self.floats
+            self.floats += before.count + -before.count % 4
+            self.small = self.floats if before in first else self.small
         self.lines, self.place, self.done = list[_Line](), dict[Node, str](), set[Node]()
         self.constants, self.places, self.size = list[Tensor](), dict[Node, int](), 0
         self.embedding: Tensor | None = None
         self.weights, self.words = list[Tensor](), 0
         self.home, self.buffers = dict[Node, tuple[Node, int]](), dict[Node, int]()
         self.jobs, self.phases = list[tuple[str, ...]](), list[tuple[int, int, int, list[str]]]()
+        self.ends, self.known = list[str](), dict[Node, str]()  # what becomes of each job's rows; sums in registers
 
     def _reach(self, roots: Sequence[Node]) -> list[Node]:
         """All nodes, arguments first."""
@@ -195,9 +220,11 @@ class _Writer:
 
     # expressions ---------------------------------------------------------------------------------------------------------
 
-    def body(self, node: Node, index: Index, finish: str, column: Node | None = None) -> tuple[str, set[Node]]:
-        """The statements that compute an element of a node, and the nodes in memory that they read."""
-        lines, known, reads = list[str](), dict[tuple[Any, ...], str](), set[Node]()
+    def body(
+        self, node: Node, index: Index, finish: str, column: Node | None = None, own: str = "i"
+    ) -> tuple[str, list[_Use]]:
+        """The statements that compute an element of a node, and what they read. own: a thread's index, as in `each`."""
+        lines, known, uses = list[str](), dict[tuple[Any, ...], str](), list[_Use]()
 
         def value(x: Node, at: Index) -> str:
             if (state := x if x in self.large else self.updated.get(x)) is not None and x is not node:
@@ -205,10 +232,15 @@ class _Writer:
                     raise _AcrossError(state)
                 if x is state and x in self.done:
                     raise _AcrossError(state)
+            if x is not node and x in self.known:
+                return self.known[x]
             if x is not node and x in self.place:
-                reads.add(x)
+                uses.append(_Use(x, same(flat(at, x.shape), own, x.count)))
                 return f"{self.place[x]}[{flat(at, x.shape)}]"
             if x.leaf is not None:
+                assert x not in self.owned, "read beside its rows"
+                if x in self.target.values():
+                    uses.append(_Use(x, same(flat(at, x.shape), own, x.count)))
                 return self._leaf(x, at)
             if x.view:
                 return x.expr(value, at)
@@ -219,13 +251,58 @@ class _Writer:
             return known[key]
 
         result = node.expr(value, index)
-        return " ".join([*lines, finish.format(result)]), reads
+        return " ".join([*lines, finish.format(result)]), uses
+
+    def row(self, product: Node) -> list[_Use]:
+        """Write what becomes of a row of a product, and return what that reads in memory."""
+        row, lines, known = self.rows[product], list[str](), dict[tuple[Any, ...], str]()
+        operands, uses = dict[str, str](), list[_Use]()
+
+        def operand(text: str) -> str:
+            return operands.setdefault(text, f"u[{len(operands)}]")
+
+        def value(x: Node, at: Index) -> str:
+            if x is product:
+                return "p"
+            if x in self.place:
+                uses.append(_Use(x, False))
+                return operand(f"{self.place[x]}[{flat(at, x.shape)}]")
+            if x in self.owned or (self.is_local(x) and x is not row.end):
+                return operand(f"b.states[{self.offset[x]} + {flat(at, x.shape)}]")
+            if x.leaf is not None:
+                if x in self.target.values():
+                    uses.append(_Use(x, False))
+                return operand(self._leaf(x, at)) if x.leaf != "token" else "token"
+            if x.view:
+                return x.expr(value, at)
+            if (key := (x, *at)) not in known:
+                text = x.expr(value, at)
+                known[key] = f"v{len(known)}"
+                lines.append(f"const float {known[key]} = {text};")
+            return known[key]
+
+        kept = list[str]()
+        for state, first in row.states:
+            start = next(self.offset[before] for before, x in self.owned.items() if x is state)
+            for at, index in row_indices((state, first), product.count):
+                kept.append(f"b.keep({start + at} + row, {value(state, index)});")
+        result = value(row.end, unflat(name(product.count), row.end.shape))
+        if row.local:
+            kept.append(f"b.keep({self.offset[row.end]} + row, {result});")
+        loads = " ".join(f"{u} = {text};" for text, u in operands.items())
+        done = result == "p" and not kept
+        text = "" if done else f"{loads}\n{' '.join([*lines, *kept])} return {result};"
+        self.ends.append(text.replace(name(product.count), "row"))
+        return uses
+
+    def is_local(self, node: Node) -> bool:
+        return any(row.local and row.end is node for row in self.rows.values())
 
     def _leaf(self, x: Node, index: Index) -> str:
         if x.leaf == "token":
             return "token"
         if not x.constant:
-            return f"b.{'states' if x in self.large else 'now'}[{flat(index, x.shape)} + {self.offset[x]}]"
+            return f"b.{'now' if x in self.target.values() else 'states'}[{flat(index, x.shape)} + {self.offset[x]}]"
         if index[:1] == ["token"]:
             if self.embedding is not None and self.embedding is not x.leaf:
                 raise UnknownError("two embeddings of the token")
@@ -254,23 +331,28 @@ class _Writer:
             if state not in self.columns:
                 raise _AcrossError(state)
             index, over = self.columns[state]
-            text, reads = self.body(node, index, "return {};", state)
+            text, uses = self.body(node, index, "return {};", state, "")
             how = f"b.template update<{self._width(index)}>({state.count // over}, {over}"
             place = f"[&](int o, int k) {{ return {flat(index, state.shape)} + {self.offset[state]}; }}"
-            self.add(f"{how}, {place}, [&](int o, int k) {{ {text} }});", reads)
+            self.add(f"{how}, {place}, [&](int o, int k) {{ {text} }});", uses)
             self.place[node] = f"(b.states + {self.offset[state]})"
             self.done.add(state)
             return
         before = self.target.get(node)
         place = f"(b.next + {self.offset[before]})" if before is not None else f"(b.memory + {self.at(node)})"
         if node.combine:
-            text, reads = self.body(node, [*unflat("o", node.shape), "k"], "return {};")
+            shared = together(node.count, node.over)
+            text, uses = self.body(node, [*unflat("o", node.shape), "k"], "return {};", None, "k" if shared else "")
             how = f"b.template total<{node.count}, {node.over}, {str(node.combine == 'max').lower()}>"
             text = f"{how}({place}, [&](int o, int k) {{ {text} }});"
+            if node.count == 1 and shared:
+                self.known[node] = f"t{len(self.known)}"
+                text = f"const float {self.known[node]} = {text}"
+            self.add(text, [*uses, _Use(node, shared or node.over <= 16, True)], node, shared)
         else:
-            text, reads = self.body(node, unflat("i", node.shape), "return {};")
+            text, uses = self.body(node, unflat("i", node.shape), "return {};")
             text = f"b.template each<{node.count}>({place}, [&](int i) {{ {text} }});"
-        self.add(text, reads, node)
+            self.add(text, [*uses, _Use(node, True, True)], node)
         self.place[node] = place
 
     @staticmethod
@@ -278,62 +360,97 @@ class _Writer:
         """How many columns a warp takes at once: more than one where neighbours in memory are of several columns."""
         return 1 if index[-1] == "k" else 8
 
-    def add(self, text: str, reads: set[Node], makes: Node | None = None) -> None:
-        self.lines.append(_Line(text, {self.home.get(x, (x, 0))[0] for x in reads}, makes))
+    def add(self, text: str, uses: Sequence[_Use], makes: Node | None = None, meets: bool = False) -> None:
+        reads = {self.home.get(use.node, (use.node, 0))[0] for use in uses if not use.writes}
+        self.lines.append(_Line(text, reads, makes, uses, meets))
 
     def at(self, node: Node) -> str:
         """Where a node lies in a block's memory, to be filled in."""
         buffer, offset = self.home.setdefault(node, (node, 0))
         return f"@{self.buffers.setdefault(buffer, len(self.buffers))}+{offset}@"
 
-    def columns_of(self, node: Node) -> set[Node]:
+    def columns_of(self, node: Node) -> list[_Use]:
         """Write a sum over the columns of a large state, and return what it reads."""
         state = next(self.part[x] for x in node.args if x in self.part)
         index, over = self.columns[state]
-        text, reads = self.body(node, [*unflat("o", node.shape), "k"], "return {};", state)
+        text, uses = self.body(node, [*unflat("o", node.shape), "k"], "return {};", state, "")
         how = f"b.template columns<{self._width(index)}>({node.count}, {over}, {self.words}"
-        self.add(f"{how}, [&](int o, int k) {{ {text} }});", reads)
-        return reads
+        self.add(f"{how}, [&](int o, int k) {{ {text} }});", uses)
+        return uses
 
     def phase(self, work: Sequence[Node], ready: Sequence[Node]) -> None:
         """Write a phase: what leads to its shared work, that work, states while other blocks are still at it, and the wait."""
-        begin, first, reads, buffer = len(self.lines), self.words, set[Node](), Node((0,))
+        begin, first, uses, buffer = len(self.lines), self.words, list[_Use](), Node((0,))
+        made = list[Node]()
         for node in work:
             self.need(node)
+            end = self.rows[node].end if node in self.rows else node
+            local = node in self.rows and self.rows[node].local
             if node.weight is None:
-                reads |= self.columns_of(node)
+                uses += self.columns_of(node)
             else:
+                for x in self.beside(node):
+                    self.need(Node((), args=[x]))
                 (x,), (rows, inner) = node.args, node.weight.shape
                 block = node.shape[-1] if len(node.shape) == 3 else rows  # rows that share a vector
-                self.jobs.append(tuple(map(str, (rows, inner, self.at(x), self.words, node.count // rows, block))))
+                word = -1 if local else self.words
+                self.jobs.append(tuple(map(str, (rows, inner, self.at(x), word, node.count // rows, block))))
                 self.weights.append(node.weight)
-                reads.add(x)
-            self.home[node] = buffer, self.words - first
-            self.words += node.count + -node.count % 4
+                uses.append(_Use(x, False))
+                if node in self.rows:
+                    uses += self.row(node)
+                else:
+                    self.ends.append("")
+            self.done |= {node, end}
+            if not local:
+                made.append(end)
+                self.home[end] = buffer, self.words - first
+                self.words += node.count + -node.count % 4
+        self.known.clear()
+        self.add("", uses)
         middle = len(self.lines)
         for node in ready:
             if node not in self.done:
                 self.make(node)
                 self.done.add(node)
+        self.known.clear()
         buffer.count = self.words - first
-        for node in work:
+        for node in made:
             self.place[node] = f"(b.memory + {self.at(node)})"
         place = self.buffers.setdefault(buffer, len(self.buffers))
+        gathered = [] if not buffer.count else [_Use(buffer, True, True)]
+        self.add("", [*uses, *gathered], buffer)
         self.phases.append(
             (begin, middle, len(self.lines), [str(len(self.jobs)), str(first), str(buffer.count), f"@{place}+0@"])
         )
-        self.add("", reads, buffer)
+
+    def beside(self, product: Node) -> list[Node]:
+        """What the rows of a product read beside it."""
+        found, seen, row = list[Node](), set[Node](), self.rows.get(product)
+        states = [x for x, _ in row.states] if row is not None else []
+        waiting = [row.end, *states] if row is not None else []
+        while waiting:
+            x = waiting.pop()
+            if x in seen or x is product:
+                continue
+            seen.add(x)
+            if x in self.place or x in self.done or self.is_local(x):
+                continue
+            if x in self.kept and x not in self.after[product]:
+                found.append(x)
+            else:
+                waiting += x.args
+        return found
 
     def source(self, itemsize: int, shared: int) -> Source:
         states = [*self.target, *self.updated]
-        for level in range(max(self.level.values()) + 1):
-            work = [node for node in self.order if self.shared(node) and self.level[node] == level + 1]
+        for level, work in enumerate([*self.works, []]):
             self.phase(work, [node for node in states if self.level[node] <= level])
         root = _root(self.logits)
         end = root if _in_order(self.logits) and root in self.home else _copied(self.logits)
         if end is not root:
             self.phase([], [end])
-        self.add("", {end})
+        self.add("", [_Use(end, False)])
         return self._text(itemsize, shared, self.at(end))
 
     def _text(self, itemsize: int, shared: int, logits: str) -> Source:
@@ -348,46 +465,81 @@ class _Writer:
             raise UnknownError("a large state that is not read column by column")
         if any(w.shape[1] * itemsize % 16 for w in self.weights):
             raise UnknownError("a product whose inner size is not a multiple of 16 bytes")
-        least = floats * 4 + _SCRATCH + _PART * len(self.jobs)
-        inside = least + 8 * self.small + _WARPS * _PIECE * _DEPTHS[-1] <= shared
-        least += 8 * self.small * inside
-        depth = next((n for n in _DEPTHS if least + _WARPS * _PIECE * n <= shared), None)
-        if depth is None:
-            raise UnknownError(
-                f"a step that needs {least + _WARPS * _PIECE * _DEPTHS[-1]} bytes of shared memory, of {shared}"
-            )
+        self._meet(places)
         ends = [part for begin, middle, end, _ in self.phases for part in ((begin, middle), (middle, end))]
-        cases, parts = _alike([filled(" ".join(line.text for line in self.lines[a:b])) for a, b in ends])
+        cases, parts = _alike([filled(" ".join(line.text for line in self.lines[a:b] if line.text)) for a, b in ends])
+        rows, numbers = _alike([filled(text) for text in self.ends])
+        tables = {
+            "job": [[int(filled(x)) for x in job] for job in self.jobs],
+            "phase": [[int(filled(x)) for x in phase] for *_, phase in self.phases],
+            "numbers": parts, "ends": numbers,
+        }  # fmt: skip
+        least = (
+            floats * 4 + _SCRATCH + _PART * len(self.jobs) + 4 * sum(len(t) * len(t[0]) for t in tables.values()) + 64
+        )
+        most = max(w.shape[1] for w in self.weights) * itemsize
+        ring = max(_RING[0], _WARPS * most) + _PIECE  # a row for each warp
+        inside = least + 8 * self.small + ring <= shared
+        least += 8 * self.small * inside
+        if least + ring > shared:
+            raise UnknownError(f"a step that needs {least + ring} bytes of shared memory, of {shared}")
+        ring = max(ring, min(shared - least, _RING[1])) // 16 * 16
+        loads = max(-(-int(phase[2]) // _THREADS) for *_, phase in self.phases)
         sizes = {
-            "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "depth": depth,
+            "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "ring": ring,
             "floats": floats, "small": self.small, "words": self.words, "inside": int(inside), "logits": filled(logits),
             "vectors": max(int(job[4]) for job in self.jobs), "copies": _COPIES, "shared": shared,
+            "gathers": min(loads, _LOADS),
         }  # fmt: skip
-        tables = {
-            "kJob": [[int(filled(x)) for x in job] for job in self.jobs],
-            "kPhase": [[int(filled(x)) for x in numbers] for *_, numbers in self.phases],
-            "kNumbers": parts,
-        }
+        head = "template <class B>\n  static __device__ __forceinline__"
+        pairs = [(i, *row.split("\n")) for i, row in enumerate(rows) if row]
         text = [
             "#pragma once", "#include <elman/whole.cuh>", "namespace elman::whole {",
-            *(f"__constant__ const int {k}[][{len(v[0])}] = {_braces(v)};" for k, v in tables.items()), "struct Program {",
-            f"  static constexpr int {', '.join(f'{k} = {v}' for k, v in sizes.items())};", "  template <class B>",
-            "  static __device__ __forceinline__ void part(B& b, int token, const int* n) {", "    switch (n[0]) {",
+            f"struct Tables {{\n  int {', '.join(f'{k}[{len(v)}][{len(v[0])}]' for k, v in tables.items())};\n}};",
+            f"__device__ const Tables kTables = {{{', '.join(map(_braces, tables.values()))}}};", "struct Program {",
+            "  using Tables = whole::Tables;", "  static __device__ const Tables& tables() { return kTables; }",
+            f"  static constexpr int {', '.join(f'{k} = {v}' for k, v in sizes.items())};",
+            f"  {head} void part(B& b, int token, const int* n) {{", "    switch (n[0]) {",
             *(f"      case {i}: {{\n        {case}\n      }} break;" for i, case in enumerate(cases) if case),
             "    }", "  }",
-            *(f"  static __device__ const int* {k[1:].lower()}(int i) {{ return {k}[i]; }}" for k in tables), "};",
-            "}  // namespace elman::whole", "",
+            f"  {head} void operands(B& b, const int* n, int row, int token, float (&u)[kOperands]) {{", "    switch (n[0]) {",
+            *(f"      case {i}: {{\n        {loads}\n      }} break;" for i, loads, _ in pairs if loads), "    }", "  }",
+            f"  {head} float made(B& b, const int* n, int row, int token, const float (&u)[kOperands], float p) {{",
+            "    switch (n[0]) {", *(f"      case {i}: {{\n        {end}\n      }}" for i, _, end in pairs),
+            "    }", "    return p;", "  }",
+            "};", "}  // namespace elman::whole", "",
         ]  # fmt: skip
         states = {key: self.offset[before] for key, (before, _) in self.states.items()}
         own = 0 if inside else 2 * self.small
         jobs = [0, *(int(numbers[0]) for *_, numbers in self.phases)]
-        rows = sorted(max((int(job[0]) for job in self.jobs[a:b]), default=0) for a, b in itertools.pairwise(jobs))
-        if len(rows) < 2 or not rows[-2]:
+        told = [int(job[0]) * (job[3] != "-1") for job in self.jobs]
+        most_rows = sorted(max(told[a:b], default=0) for a, b in itertools.pairwise(jobs))
+        if len(most_rows) < 2 or not most_rows[-2]:
             raise UnknownError("a single product with weights")
         return Source(
             "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, _COPIES * self.words,
-            self.logits.count, rows[-2],
+            self.logits.count, most_rows[-2],
         )  # fmt: skip
+
+    def _meet(self, places: Mapping[int, int]) -> None:
+        """Let threads meet where one reads or writes what another wrote, or writes what another read."""
+        since = list[tuple[str, int, int, bool, bool]]()
+        for line in self.lines:
+            uses = [self._where(use, places) for use in line.uses]
+            if any(_apart(a, b) for a in since for b in uses if not (line.meets and b[4])):
+                line.text = f"b.meet(); {line.text}".rstrip()
+                since.clear()
+            since = [u for u in uses if u[4]] if line.meets else [*since, *uses]
+
+    def _where(self, use: _Use, places: Mapping[int, int]) -> tuple[str, int, int, bool, bool]:
+        """(memory, from, to, own, writes)."""
+        x = use.node
+        if x in self.target or x in self.target.values():
+            space, start = ("next", self.offset[self.target[x]]) if x in self.target else ("now", self.offset[x])
+        else:
+            buffer, offset = self.home.get(x, (x, 0))
+            space, start = "memory", places.get(self.buffers.get(buffer, -1), 0) + offset
+        return space, start, start + x.count, use.own, use.writes
 
     def _allocate(self) -> tuple[dict[int, int], int]:
         """Where each buffer lies, in floats, and how many there are: buffers share memory unless both are needed at a time."""
@@ -409,6 +561,17 @@ class _Writer:
 
 def _braces(rows: Sequence[Sequence[int]]) -> str:
     return "{" + ", ".join("{" + ", ".join(map(str, row)) + "}" for row in rows) + "}"
+
+
+def _apart(a: tuple[str, int, int, bool, bool], b: tuple[str, int, int, bool, bool]) -> bool:
+    """Whether two uses are of the same memory by different threads, and one writes."""
+    meet = a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[4] or b[4])
+    return meet and not (a[3] and b[3] and (a[1] - b[1]) % _THREADS == 0)
+
+
+def together(count: int, over: int) -> bool:
+    """Whether all threads share each of these sums; as in whole.cuh."""
+    return over > 64 if count == 1 else count < _WARPS // 2 and over > 512
 
 
 def _alike(parts: Sequence[str]) -> tuple[list[str], list[list[int]]]:

@@ -7,8 +7,8 @@
 // later. By then its writer has received results of every block from after their reading of the older one, if all blocks have rows in two phases at least:
 // hence there are no more blocks.
 //
-// Weights are read once in a step, in a fixed order, as one stream through shared memory: each warp copies its own pieces ahead, past the waits. What it has
-// used up it copies again before the next product, not while results are on their way.
+// Weights are read once in a step, in a fixed order, as one stream through a ring in shared memory. A warp of its own, the feeder, copies them ahead, past the
+// waits, a few kilobytes at a time: results of other blocks would come behind a burst of them. It tells how far it is, each warp how far it has read.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,11 +19,12 @@
 
 namespace elman::whole {
 
-constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kPiece = 2048;  // bytes of weights that a warp copies at once
+constexpr int kWarps = 15, kThreads = kWarps * 32, kAll = kThreads + 32;  // those that compute; with the feeder
+constexpr int kPiece = 3072, kAhead = 4;  // bytes of weights that the feeder copies at once; such pieces on their way
+constexpr int kOperands = 16;  // of what becomes of a row, beside the row
 constexpr int kColumns = 8;  // columns of a state that a warp takes at once: 32 bytes
 constexpr int kTogether = 8;  // results of a thread that it computes before it stores the first
-constexpr int kDrawParts = kThreads / decode::kMostClasses;
+constexpr int kDrawParts = kAll / decode::kMostClasses;
 
 struct Job {  // a product: weight [rows, bytes / sizeof(Elem)]
   const char* weight;
@@ -64,17 +65,19 @@ __device__ __forceinline__ int part(long long count, int block) { return static_
 
 struct Scratch {
   alignas(16) decode::DrawShared draw;
+  alignas(16) float totals[2][kWarps / 2][16];
   float sums[kWarps * kColumns];
+  unsigned came, used[kWarps];  // of the stream of weights: what the feeder has copied; what each warp has done with
   int lost;
   unsigned char seen[decode::kMostClasses];
 };
 
 template <class P>
 struct Layout {  // of dynamic shared memory, in bytes
-  static constexpr int parts = sizeof(Scratch) + 15 & ~15, memory = parts + P::jobs * int(sizeof(Part)) + 15 & ~15,
-                       own = memory + P::floats * 4;
-  static constexpr int ring = own + (P::inside ? 2 * P::small * 4 : 0), bytes = ring + kWarps * P::depth * kPiece;
-  static_assert(bytes <= P::shared);
+  static constexpr int parts = sizeof(Scratch) + 15 & ~15, tables = parts + P::jobs * int(sizeof(Part)) + 15 & ~15,
+                       memory = tables + int(sizeof(typename P::Tables)) + 15 & ~15, own = memory + P::floats * 4;
+  static constexpr int ring = own + (P::inside ? 2 * P::small * 4 : 0), bytes = ring + P::ring;
+  static_assert(bytes <= P::shared && P::ring % 16 == 0);
 };
 
 template <class Elem, class P>
@@ -91,7 +94,8 @@ class Block {
         g_(g),
         scratch_(*reinterpret_cast<Scratch*>(shared)),
         parts_(reinterpret_cast<Part*>(shared + Layout<P>::parts)),
-        ring_(shared + Layout<P>::ring + static_cast<int>(threadIdx.x) / 32 * P::depth * kPiece),
+        tables_(*reinterpret_cast<typename P::Tables*>(shared + Layout<P>::tables)),
+        ring_(shared + Layout<P>::ring),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32) {
     now = P::inside ? reinterpret_cast<float*>(shared + Layout<P>::own) : g.own + static_cast<ptrdiff_t>(blockIdx.x) * 2 * P::small;
@@ -100,47 +104,54 @@ class Block {
 
   // ---- the whole launch
   __device__ void run() {
-    for (int i = threadIdx.x; i < P::small; i += kThreads) now[i] = g_.states[i];
-    for (int i = threadIdx.x; i < P::classes; i += kThreads) scratch_.seen[i] = g_.draw.penalty != 1.f && g_.draw.seen[i];
-    for (int i = threadIdx.x; i < P::jobs; i += kThreads) {
+    for (int i = threadIdx.x; i < P::small; i += kAll) now[i] = g_.states[i];
+    for (int i = threadIdx.x; i < P::classes; i += kAll) scratch_.seen[i] = g_.draw.penalty != 1.f && g_.draw.seen[i];
+    for (int i = threadIdx.x; i < P::jobs; i += kAll) {
       const Job& job = g_.jobs[i];
-      parts_[i] = {job.weight, part(job.rows, blockIdx.x), part(job.rows, blockIdx.x + 1), static_cast<int>(job.bytes)};
+      const int begin = part(job.rows, blockIdx.x);
+      parts_[i] = {job.weight + begin * job.bytes, begin, part(job.rows, blockIdx.x + 1), static_cast<int>(job.bytes)};
     }
-    if (threadIdx.x == 0) scratch_.lost = 0;
-    __syncthreads();
-    enter(0);
-    for (int i = 0; i < P::depth; ++i) fetch();
+    for (int i = threadIdx.x; i < int(sizeof(tables_) / sizeof(int)); i += kAll)
+      reinterpret_cast<int*>(&tables_)[i] = reinterpret_cast<const int*>(&P::tables())[i];
+    if (threadIdx.x == 0) scratch_.lost = 0, scratch_.came = 0;
+    if (threadIdx.x < kWarps) scratch_.used[threadIdx.x] = 0;
     int token = static_cast<int>(*g_.token);
     __syncthreads();
+    if (warp_ == kWarps)
+      for (int i = 0; i < P::jobs; ++i) step_bytes_ += (parts_[i].end - parts_[i].begin) * parts_[i].bytes;
     for (int t = 0; t < g_.steps; ++t) {
       number_ = g_.first + t;
-      int job = 0;
-      for (int half = 0; half < 2 * P::phases; ++half) {
-        P::part(*this, token, P::numbers(half));
-        const int* const phase = P::phase(half / 2);
-        if (half % 2 == 0) {
-          __syncwarp();
-          for (; owed_ > 0; --owed_) fetch();
-          for (; job < phase[0]; ++job) product(P::job(job), parts_[job]);
-        } else if (phase[2] > 0) {
-          gather(phase[1], phase[2], memory + phase[3]);
-          __syncthreads();
+      if (warp_ == kWarps) {
+        feed(t);
+      } else {
+        int job = 0;
+        for (int half = 0; half < 2 * P::phases; ++half) {
+          P::part(*this, token, tables_.numbers[half]);
+          const int* const phase = tables_.phase[half / 2];
+          if (half % 2 == 0) {
+            for (; job < phase[0]; ++job) product(tables_.job[job], parts_[job], tables_.ends[job], token);
+          } else if (phase[2] > 0) {
+            gather(phase[1], phase[2], memory + phase[3]);
+          }
         }
       }
+      __syncthreads();
       token = draw(memory + P::logits, t);
       float* const old = now;
       now = next, next = old;
     }
-    __pipeline_wait_prior(0);
     if (blockIdx.x != 0) return;
-    for (int i = threadIdx.x; i < P::small; i += kThreads) g_.states[i] = now[i];
+    for (int i = threadIdx.x; i < P::small; i += kAll) g_.states[i] = now[i];
     if (threadIdx.x == 0) *g_.token = token;
   }
 
-  // ---- what a block computes by itself. All threads meet at the end.
+  // All that compute. The program says where: between what one thread writes, and what another reads or writes.
+  __device__ void meet() { meet_at(1, kThreads); }
+
+  // ---- what a block computes by itself
   __device__ float embedding(int at) const { return decode::wide(g_.table[at]); }
 
-  // to[i] = f(i). f may not read what another thread writes here.
+  // to[i] = f(i), by thread i % kThreads. f may not read what another thread writes here.
   template <int count, class F>
   __device__ void each(float* to, F&& f) {
     constexpr int rounds = (count + kThreads - 1) / kThreads, together = rounds < kTogether ? rounds : kTogether;
@@ -153,12 +164,14 @@ class Block {
       for (int j = 0; j < together; ++j)
         if (const int i = from + j * kThreads; i < count) to[i] = made[j];
     }
-    __syncthreads();
   }
-  // to[o] = sum, or maximum, over k of f(o, k)
+  // Whether all threads share each sum: thread k % kThreads reads (o, k), all meet, and thread o writes to[o].
+  static constexpr bool together(int count, int over) { return count == 1 ? over > 64 : count < kWarps / 2 && over > 512; }
+  // to[o] = sum, or maximum, over k of f(o, k); returns the first, if all threads share it
   template <int count, int over, bool most, class F>
-  __device__ void total(float* to, F&& f) {
+  __device__ float total(float* to, F&& f) {
     const auto add = [](float a, float b) { return most ? fmaxf(a, b) : a + b; };
+    const auto all = [](float a) { return most ? most_of_warp(a) : of_warp(a); };
     constexpr float none = most ? -INFINITY : 0.f;
     if constexpr (over <= 16) {
       for (int o = threadIdx.x; o < count; o += kThreads) {
@@ -166,34 +179,41 @@ class Block {
         for (int k = 0; k < over; ++k) s = add(s, f(o, k));
         to[o] = s;
       }
-    } else if constexpr (count >= kWarps / 2 || over <= 64) {
+    } else if constexpr (!together(count, over)) {
       for (int o = warp_; o < count; o += kWarps) {
         float s = none;
 #pragma unroll 8
         for (int k = lane_; k < over; k += 32) s = add(s, f(o, k));
-        s = most ? most_of_warp(s) : of_warp(s);
+        s = all(s);
         if (lane_ == 0) to[o] = s;
       }
     } else {
+      float (*const sums)[16] = scratch_.totals[turn_];
+      turn_ ^= 1;
+#pragma unroll
       for (int o = 0; o < count; ++o) {
         float s = none;
-#pragma unroll 8
+#pragma unroll 4
         for (int k = threadIdx.x; k < over; k += kThreads) s = add(s, f(o, k));
-        s = most ? most_of_warp(s) : of_warp(s);
-        if (lane_ == 0) scratch_.sums[warp_] = s;
-        __syncthreads();
-        if (warp_ == 0) {
-          s = lane_ < kWarps ? scratch_.sums[lane_] : none;
-          s = most ? most_of_warp(s) : of_warp(s);
-          if (lane_ == 0) to[o] = s;
-        }
-        __syncthreads();
+        s = all(s);
+        if (lane_ == 0) sums[o][warp_] = s;
       }
+      meet();
+      float s = none;
+      if (const int o = count == 1 ? 0 : threadIdx.x; o < count) {
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+          const float4 v = *reinterpret_cast<const float4*>(sums[o] + i);
+          s = add(s, add(add(v.x, v.y), i + 3 < kWarps ? add(v.z, v.w) : v.z));
+        }
+        if (threadIdx.x == o) to[o] = s;
+      }
+      return s;
     }
-    __syncthreads();
+    return none;
   }
 
-  // ---- what blocks share. Nobody meets.
+  // ---- what blocks share
   // Sums over k of f(o, k), published from `word` on. The thread that takes (o, k) here takes it in `update`, too: it alone reads and writes those elements.
   template <int width, class F>
   __device__ void columns(int count, int over, int word, F&& f) {
@@ -218,7 +238,7 @@ class Block {
         }
         for (int by = width; by < 32; by *= 2) s += __shfl_xor_sync(0xffffffffu, s, by);
         if (lane_ < width) scratch_.sums[warp_ * width + lane_] = s;
-        __syncthreads();
+        meet();
         if (warp_ == 0) {
           s = 0.f;
           for (int i = lane_; i < kWarps * width; i += 32) s += scratch_.sums[i];
@@ -228,7 +248,7 @@ class Block {
             if (o == count - 1) publish_rest(word, count, copy);
           }
         }
-        __syncthreads();
+        meet();
       }
     }
   }
@@ -254,85 +274,101 @@ class Block {
       for (int unit = part(units, blockIdx.x); unit < end; ++unit)
         if (const int o = unit * width + threadIdx.x % width; o < count) column(o, threadIdx.x / width);
     }
-    __syncthreads();
+  }
+  // A state of the row whose warp has it: states[at] = x
+  __device__ void keep(int at, float x) {
+    if (lane_ == 0) states[at] = x;
   }
 
  private:
   __device__ void publish(int word, float x, int copy) {
     store_word(g_.exchanged + copy * P::words + word, static_cast<unsigned long long>(number_) << 32 | __float_as_uint(x));
   }
-  // Words are waited for in fours, so the last of `count` is followed by some without a number.
+  // Results begin at every fourth word, for readers of four numbers, and all words are waited for: the last of `count` is followed by some without a number.
   __device__ void publish_rest(int word, int count, int copy) {
     for (int i = count; i % 4; ++i) publish(word + i, 0.f, copy);
   }
-  // y[m, n] = sum over k of x[m, k] weight[n, k], published; or x of the block of rows that n is in. A job is
+  // y[m, n] = sum over k of x[m, k] weight[n, k]; or x of the block of rows that n is in. What becomes of it is published. A job is
   // {rows, inner size, place of x, word, vectors, rows of a block}.
-  __device__ void product(const int* job, const Part& mine) {
-    constexpr int per_word = Storage<Elem>::per_word, per = 4 * per_word, size = sizeof(Elem);
-    const int rows = job[0], inner = job[1], word = job[3], vectors = job[4], end = mine.end;
+  __device__ void product(const int* job, const Part& mine, const int* n, int token) {
+    constexpr int per_word = Storage<Elem>::per_word, per = 4 * per_word, together = 3;
+    const int rows = job[0], inner = job[1], word = job[3], vectors = job[4], end = mine.end, pieces = mine.bytes / 16;
     const int turn = per == 8 ? lane_ / 4 % 2 : 0;  // of eight lanes, four read x from behind: no bank conflicts
+    if (lane_ == 0) tell(&scratch_.used[warp_], stream_ + min(warp_, end - mine.begin) * mine.bytes);
+    __syncwarp();  // the operands may be of rows that became something in an earlier job
     for (int row = mine.begin + warp_; row < end; row += kWarps) {
+      const int before = (row - mine.begin) * mine.bytes;
       const float* const x = memory + job[2] + (job[5] < rows ? row / job[5] * inner : 0);
+      float operands[kOperands];
+      P::operands(*this, n, row, token, operands);
+      const unsigned until = stream_ + before + mine.bytes;
+      while (static_cast<int>(look_at(&scratch_.came) - until) < 0) {
+      }
+      const char* const from = ring_ + (place_ + before) % P::ring;
       float sum[P::vectors][4] = {};
-      for (int from = 0; from < mine.bytes; from += kPiece) {
-        __pipeline_wait_prior(P::depth - 1 - owed_);
-        __syncwarp();
-        const uint4* const piece = reinterpret_cast<const uint4*>(ring_ + used_ * kPiece);
-        const auto add = [&](int p) {
-          const uint4 read = piece[p], words = turn ? make_uint4(read.z, read.w, read.x, read.y) : read;
-          float w[per];
-          Storage<Elem>::unpack(words.x, w), Storage<Elem>::unpack(words.y, w + per_word);
-          Storage<Elem>::unpack(words.z, w + 2 * per_word), Storage<Elem>::unpack(words.w, w + 3 * per_word);
+      for (int first = lane_; first - lane_ < pieces; first += 32 * together) {
+        uint4 words[together];
 #pragma unroll
-          for (int m = 0; m < P::vectors; ++m) {
-            if (m > 0 && m >= vectors) break;
-            const float4* const at = reinterpret_cast<const float4*>(x + m * inner + from / size + p * per);
+        for (int j = 0; j < together; ++j) {
+          const int p = first + 32 * j;
+          const char* at = from + p * 16;
+          at -= at >= ring_ + P::ring ? P::ring : 0;
+          const uint4 read = p < pieces ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+          words[j] = turn ? make_uint4(read.z, read.w, read.x, read.y) : read;
+        }
+#pragma unroll
+        for (int m = 0; m < P::vectors; ++m) {
+          if (m > 0 && m >= vectors) break;
+#pragma unroll
+          for (int j = 0; j < together; ++j) {
+            const int p = first + 32 * j;
+            if (p >= pieces) break;
+            float w[per];
+            Storage<Elem>::unpack(words[j].x, w), Storage<Elem>::unpack(words[j].y, w + per_word);
+            Storage<Elem>::unpack(words[j].z, w + 2 * per_word), Storage<Elem>::unpack(words[j].w, w + 3 * per_word);
+            const float4* const at = reinterpret_cast<const float4*>(x + m * inner + p * per);
 #pragma unroll
             for (int i = 0; i < per; i += 4) {
               const float4 v = at[i / 4 ^ turn];
               sum[m][0] += w[i] * v.x, sum[m][1] += w[i + 1] * v.y, sum[m][2] += w[i + 2] * v.z, sum[m][3] += w[i + 3] * v.w;
             }
           }
-        };
-        if (mine.bytes - from >= kPiece) {
-#pragma unroll
-          for (int i = 0; i < kPiece / 16; i += 32) add(lane_ + i);
-        } else {
-          for (int p = lane_; p < (mine.bytes - from) / 16; p += 32) add(p);
-        }
-        used_ = used_ + 1 == P::depth ? 0 : used_ + 1;
-        if (owed_ < P::depth / 2) {
-          ++owed_;
-        } else {
-          __syncwarp();  // all lanes have read the piece whose place is filled again
-          fetch();
         }
       }
+      __syncwarp();  // all lanes have read the row
+      if (lane_ == 0 && row + kWarps < end) tell(&scratch_.used[warp_], until + (kWarps - 1) * mine.bytes);
 #pragma unroll
       for (int m = 0; m < P::vectors; ++m) {
         if (m > 0 && m >= vectors) break;
-        const float all = of_warp(sum[m][0] + sum[m][1] + (sum[m][2] + sum[m][3]));
-        if (lane_ < P::copies) publish(word + m * rows + row, all, lane_);
+        const float all = P::made(*this, n, row, token, operands, of_warp(sum[m][0] + sum[m][1] + (sum[m][2] + sum[m][3])));
+        if (word >= 0 && lane_ < P::copies) publish(word + m * rows + row, all, lane_);
       }
-      if (row == rows - 1 && lane_ < P::copies) publish_rest(word, rows * vectors, lane_);
+      if (word >= 0 && row == rows - 1 && lane_ < P::copies) publish_rest(word, rows * vectors, lane_);
     }
+    const int all = (end - mine.begin) * mine.bytes;
+    stream_ += all, place_ = (place_ + all) % P::ring;
+    if (lane_ == 0) tell(&scratch_.used[warp_], stream_);
   }
-  // Waits for `count` results, a multiple of 4, and puts them into this block's memory.
+  // Waits for `count` results, and puts them into this block's memory, as `each` would.
   __device__ void gather(int word, int count, float* to) {
-    constexpr int together = 4;  // loads on their way
+    constexpr int together = P::gathers;  // loads on their way
     const unsigned long long* const from = g_.exchanged + blockIdx.x % P::copies * P::words + word;
-    for (int first = 2 * threadIdx.x; first < count; first += 2 * kThreads * together) {
-      unsigned long long both[together][2];
+    for (int first = threadIdx.x; first < count; first += kThreads * together) {
+      unsigned long long got[together];
 #pragma unroll
       for (int j = 0; j < together; ++j)
-        if (const int i = first + 2 * kThreads * j; i < count) load_words(both[j], from + i);
+        if (const int i = first + kThreads * j; i < count) load_word(got[j], from + i);
+      Wait wait;
+      for (bool late = true; late;) {  // what has not come is asked for again, all at once
+        late = false;
 #pragma unroll
-      for (int j = 0; j < together; ++j) {
-        const int i = first + 2 * kThreads * j;
-        if (i >= count) break;
-        for (Wait wait; (both[j][0] >> 32 != number_ || both[j][1] >> 32 != number_) && !over(wait);) load_words(both[j], from + i);
-        to[i] = __uint_as_float(static_cast<unsigned>(both[j][0])), to[i + 1] = __uint_as_float(static_cast<unsigned>(both[j][1]));
+        for (int j = 0; j < together; ++j)
+          if (const int i = first + kThreads * j; i < count && got[j] >> 32 != number_) late = true, load_word(got[j], from + i);
+        if (late && over(wait)) break;
       }
+#pragma unroll
+      for (int j = 0; j < together; ++j)
+        if (const int i = first + kThreads * j; i < count) to[i] = __uint_as_float(static_cast<unsigned>(got[j]));
     }
   }
 
@@ -350,22 +386,49 @@ class Block {
     return lost_ = now - wait.since > g_.timeout_ns || *reinterpret_cast<volatile int*>(g_.error) != 0;
   }
 
-  // The stream of this warp's weights: rows of the jobs in order, again and again, in pieces.
-  __device__ void enter(int job) {
-    const Part& mine = parts_[job];
-    job_ = job, at_ = 0, row_ = mine.begin + warp_, end_ = mine.end, bytes_ = mine.bytes, weight_ = mine.weight;
-  }
-  __device__ void fetch() {
-    for (int tries = 0; row_ >= end_ && tries < P::jobs; ++tries) enter(job_ + 1 == P::jobs ? 0 : job_ + 1);
-    if (row_ < end_) {
-      const char* const from = weight_ + static_cast<ptrdiff_t>(row_) * bytes_ + at_;
-      const int count = min(kPiece, bytes_ - at_) / 16;
-      for (int p = lane_; p < count; p += 32) __pipeline_memcpy_async(ring_ + filled_ * kPiece + p * 16, from + p * 16, 16);
-      at_ += kPiece;
-      if (at_ >= bytes_) at_ = 0, row_ += kWarps;
-      filled_ = filled_ + 1 == P::depth ? 0 : filled_ + 1;
+  // The feeder: copies weights into the ring, until only what follows draw t would make room.
+  __device__ void feed(int t) {
+    const unsigned until = (t + 1u) * step_bytes_;
+    unsigned ends[kAhead] = {};  // of the pieces on their way
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ends[i] = stream_;
+    const auto came = [&](unsigned up_to) {
+      __syncwarp();
+      if (lane_ == 0) tell(&scratch_.came, up_to);
+    };
+    while (fed_ < g_.steps) {
+      const Part& mine = parts_[job_];
+      const int left = (mine.end - mine.begin) * mine.bytes - at_, bytes = left < kPiece ? left : kPiece;
+      if (left == 0) {
+        at_ = 0;
+        if (++job_ == P::jobs) job_ = 0, ++fed_;
+        continue;
+      }
+      const unsigned room = stream_ + bytes - P::ring;  // has to be used up
+      if (static_cast<int>(room - until) > 0) break;
+      const auto full = [&] {
+        return __any_sync(0xffffffffu, lane_ < kWarps && static_cast<int>(look_at(&scratch_.used[lane_ % kWarps]) - room) < 0);
+      };
+      if (full()) {
+        __pipeline_wait_prior(0);
+        came(stream_);
+        while (full()) {
+        }
+      }
+      for (int p = lane_ * 16; p < bytes; p += 32 * 16) {
+        const int to = place_ + p;
+        __pipeline_memcpy_async(ring_ + (to < P::ring ? to : to - P::ring), mine.weight + at_ + p, 16);
+      }
+      __pipeline_commit();
+      at_ += bytes, stream_ += bytes, place_ = (place_ + bytes) % P::ring;
+#pragma unroll
+      for (int i = 0; i + 1 < kAhead; ++i) ends[i] = ends[i + 1];
+      ends[kAhead - 1] = stream_;
+      __pipeline_wait_prior(kAhead - 1);
+      came(ends[0]);
     }
-    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    came(stream_);
   }
 
   // The next token, the same in every block.
@@ -388,17 +451,19 @@ class Block {
   const Args<Elem>& g_;
   Scratch& scratch_;
   Part* const parts_;
+  typename P::Tables& tables_;
   char* const ring_;
   const int warp_, lane_;
   bool lost_ = false;
-  const char* weight_ = nullptr;
+  int turn_ = 0;
   unsigned number_ = 0;
-  int job_ = 0, row_ = 0, end_ = 0, at_ = 0, bytes_ = 0, filled_ = 0, used_ = 0;
-  int owed_ = 0;  // pieces that this warp fetches later: results of other blocks would come behind them
+  unsigned stream_ = 0, place_ = 0;  // in the stream of weights, and in the ring: of the feeder, or of the product that comes next
+  unsigned step_bytes_ = 0;  // the feeder's: of a step; and what it copies next
+  int fed_ = 0, job_ = 0, at_ = 0;
 };
 
 template <class Elem, class P>
-__global__ void __launch_bounds__(kThreads, 1) kernel(const __grid_constant__ Args<Elem> g) {
+__global__ void __launch_bounds__(kAll, 1) kernel(const __grid_constant__ Args<Elem> g) {
   Block<Elem, P>(g, ptx::dynamic_shared()).run();
 }
 

@@ -9,9 +9,22 @@ namespace elman::whole {
 __device__ __forceinline__ void store_word(unsigned long long* p, unsigned long long v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Two neighbours; each is whole.
-__device__ __forceinline__ void load_words(unsigned long long (&v)[2], const unsigned long long* p) {
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
+__device__ __forceinline__ void load_word(unsigned long long& v, const unsigned long long* p) {
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+}
+// A number in shared memory that another warp of the block waits for. What its warp read or wrote in shared memory before it met stays before: a multiprocessor
+// does so in the order of issue, and copies have come when their wait ends. A release would wait for words to other blocks, too.
+__device__ __forceinline__ void tell(unsigned* p, unsigned v) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(ptx::shared_address(p)), "r"(v) : "memory");
+}
+__device__ __forceinline__ unsigned look_at(const unsigned* p) {
+  unsigned v;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(ptx::shared_address(p)) : "memory");
+  return v;
+}
+// Some warps of the block meet.
+__device__ __forceinline__ void meet_at(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 }  // namespace elman::whole

@@ -1,0 +1,102 @@
+"""What becomes of a row of a product before it is published: what a program may and may not take for a row's own."""
+
+import functools
+
+import pytest
+import torch
+
+from elman_core.kernels.whole.nodes import Node, pointwise
+from elman_core.kernels.whole.rows import OPERANDS
+from elman_core.kernels.whole.source import _Writer
+
+SHAPE = (1, 8)
+GIVEN = Node(SHAPE, leaf=torch.ones(SHAPE))
+
+
+def product(x):
+    return Node(SHAPE, args=[x], combine="sum", over=8, weight=torch.zeros(8, 8))
+
+
+def tanh(x):
+    return pointwise("tanhf({0})", SHAPE, x)
+
+
+def plus(*given):
+    return functools.reduce(lambda a, b: pointwise("{0} + {1}", SHAPE, a, b), given)
+
+
+def backwards(x):
+    return Node(SHAPE, lambda value, index: value(x, [index[0], f"(7 - {index[1]})"]), [x], view=True)
+
+
+def summed(x):
+    return Node(SHAPE, lambda value, index: value(x, index[:2]), [x], combine="sum", over=2)
+
+
+def rows(logits, **states):
+    return _Writer(logits, {(0, name): both for name, both in states.items()}, set()).rows
+
+
+def state():
+    return Node(SHAPE, leaf="state")
+
+
+def test_what_depends_on_a_row_alone_is_the_rows():
+    p, before = product(GIVEN), state()
+    after = tanh(plus(p, before))
+    row = rows(product(after), h=(before, after))[p]
+    assert (row.states, row.local) == ([(after, 0)], False)
+    assert row.end.args == [after], "the product's vector, a copy of the state"
+
+
+def test_what_later_rows_alone_read_is_not_published():
+    gate, p = product(GIVEN), product(GIVEN)
+    first = tanh(gate)
+    end = pointwise("{0} * {1}", SHAPE, first, p)
+    found = rows(product(end))
+    assert [(found[x].end, found[x].local) for x in (gate, p)] == [(first, True), (end, False)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda p: plus(p, backwards(p)),
+        lambda p: plus(p, summed(p)),
+    ],
+    ids=["reads another row", "a reduction in between"],
+)
+def test_a_row_keeps_to_itself(end):
+    p = product(GIVEN)
+    assert rows(product(end(p))) == {}
+
+
+def test_a_row_reads_no_more_numbers_than_registers_hold():
+    p = product(GIVEN)
+    for more in (0, 1):
+        end = plus(p, *(Node(SHAPE, leaf=torch.ones(SHAPE)) for _ in range(OPERANDS + more)))
+        assert (rows(product(end))[p].end is end) == (not more)
+
+
+def test_what_two_read_is_published():
+    p = product(GIVEN)
+    assert rows(product(plus(product(tanh(p)), product(p)))).get(p) is None
+
+
+def test_the_row_of_another_number_is_published():
+    gate, p = product(GIVEN), product(GIVEN)
+    first = tanh(gate)
+    found = rows(product(pointwise("{0} * {1}", SHAPE, backwards(first), p)))
+    assert (found[gate].local, p in found) == (False, False)
+
+
+@pytest.mark.parametrize("how", ["read by a product", "read at another row", "read after it was written"])
+def test_a_state_that_more_than_its_row_reads_is_every_blocks(how):
+    p, before = product(GIVEN), state()
+    after = tanh(plus(p, backwards(before) if how == "read at another row" else before))
+    logits = [product(after)]
+    if how == "read by a product":
+        logits.append(product(before))
+    if how == "read after it was written":
+        logits.append(product(plus(product(GIVEN), before)))
+    found = rows(product(plus(*logits)), h=(before, after))
+    assert not any(row.states for row in found.values())
