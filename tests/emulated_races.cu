@@ -150,7 +150,7 @@ const std::map<std::string, std::function<void()>> clusters = {
        c.read(c.i), __syncwarp();
        if (c.i % 32 == 0) c.send(c.i, 0, 32);
      })},
-    {"sent_for_a_warp_in_order", sent_back([](auto& c) {
+    {"sent_for_a_warp_by_shuffles", sent_back([](auto& c) {
        c.read(c.i), __shfl_sync(~0u, 0.f, 0);
        if (c.i % 32 == 0) c.send(c.i, 0, 32);
      })},

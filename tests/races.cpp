@@ -7,9 +7,6 @@
 // did before, and before what a thread does that has seen that phase end, or has heard of it: not before what its own thread does next. Who sees
 // a phase end has seen what all had done that armed the barrier in that phase or sent what it counts.
 //
-// With EMULATED_IN_ORDER, who has met its warp in a shuffle, an mma and so on comes after what the lanes read before it (not: wrote). No GPU does otherwise,
-// since a warp's instructions are issued in order, but PTX does not promise it.
-//
 // A program is compiled with -fsanitize=thread -DEMULATED_RACES, so that the compiler calls a hook before each access, and linked with this
 // file, which is compiled without, in place of ThreadSanitizer's library. Shared memory is looked at in places of two bytes. Its value is not: a
 // number that many threads write alike is a race.
@@ -63,7 +60,6 @@ void join(std::vector<Clock>& into, const std::vector<Clock>& seen) { join(into,
 struct Detector {
   std::vector<Shared> blocks;
   int threads = 0, of_block = 0, current = 0;
-  const bool in_order = std::getenv("EMULATED_IN_ORDER") != nullptr;
   std::vector<std::vector<Clock>> seen;  // [thread][of threads' writes, of their reads, of mbarriers]
   std::map<const void*, Mbarrier> mbarriers;
   std::map<const void*, std::vector<int>> arrived;
@@ -133,11 +129,9 @@ struct Detector {
     tick(current);
   }
   void complete(std::vector<int>& met, std::vector<Clock>& by_all, bool orders) {
-    if (orders || in_order) {
-      const std::size_t first = orders ? 0 : threads, last = orders ? seen[0].size() : 2 * threads;
-      for (int t : met) join(by_all, seen[t], first, last);
-      by_all.resize(last, 0);
-      for (int t : met) join(seen[t], by_all, first, last), tick(t);
+    if (orders) {
+      for (int t : met) join(by_all, seen[t]);
+      for (int t : met) join(seen[t], by_all), tick(t);
     }
     met.clear(), by_all.clear();
   }

@@ -3,9 +3,6 @@
 Of each place any two accesses are compared, by two threads and one of them a write: barriers must order them, however far apart
 they ran.
 Only these kernels: others have many threads write one value to one place, which is a race by this measure.
-
-In E23's kernels (`IN_ORDER`) a warp reads, then some of its lanes send for all. That the others have read by then follows from
-the order in which a warp's instructions are issued. PTX promises it only where a `__syncwarp` is between.
 """
 
 import re
@@ -49,10 +46,10 @@ BLOCKED = {
     matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1 for rows, columns in ((64, 24), (64, 72), (128, 72))
 }
 E23 = tape(bf16, 96)
-IN_ORDER = (E23, tape(f32, 96, packed=True))
 DENSE = dense("cluster", 0, 1, bf16, 144)
 CLUSTERS = (
-    *IN_ORDER,
+    E23,
+    tape(f32, 96, packed=True),
     DENSE,
     dense("cluster", 0, 1, f32, 48),
     dense("cluster", 0, 1, bf16, 144, tied=True),
@@ -68,7 +65,7 @@ RACING = (
     "copy_without_waiting", "copy_with_a_barrier_only", "copy_of_a_group_not_waited_for", "copy_without_a_barrier",
     "copy_onto_what_is_read", "sent_and_not_waited_for", "sent_and_waited_for_by_a_warp",
     "sent_and_another_mbarrier_waited_for", "sent_onto_what_is_written", "two_sent_to_a_place", "sent_before_a_block_has_read",
-    "sent_for_a_warp_in_order", "sent_for_two_warps", "initialised_by_a_lane",
+    "sent_for_a_warp_by_shuffles", "sent_for_two_warps", "initialised_by_a_lane",
 )  # fmt: skip
 LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
 SCORES = "      score_now = c.slots_received(), written = softmax<Elem>(kappa * score_now);"
@@ -113,6 +110,11 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
         "e23.cuh",
         (f"{SCORES}\n    }}\n", "    }\n"),
         (SENT, f"{SENT} c.e--;\n{SCORES} c.e++;\n"),
+    ),
+    "a warp of E23 whose lanes send before all have read": (
+        E23,
+        "e23_cluster.cuh",
+        ("    __syncwarp();  // what all its lanes have read may be written again once this has come\n", ""),
     ),
     "one half for every exchange of E23": (
         E23,
@@ -187,14 +189,6 @@ def test_a_race_is_found_in_either_order(kernel: str, backwards: bool, small: Pa
     assert "emulated_races.cu:" in said or "dense_ptx.cuh:" in said  # where
 
 
-def test_what_a_warp_reads_comes_before_what_its_lanes_send_if_instructions_are_issued_in_order(small: Path) -> None:
-    count, said = races(small, "sent_for_a_warp_in_order", in_order=True)
-    assert count == 0, said
-    for kernel in ("sent_for_two_warps", "shuffle"):
-        count, said = races(small, kernel, in_order=True)
-        assert count > 0, said
-
-
 @pytest.mark.parametrize("case", range(5))
 def test_of_the_program_for_racecheck_two_cases_race(case: int, compiled: Compile) -> None:
     source = HERE / "racecheck_clusters.cu"
@@ -209,19 +203,9 @@ def steps_of(program: Program) -> int:
 @pytest.mark.parametrize("program", CLUSTERS, ids=name_of)
 def test_the_kernels_of_clusters_do_not_race(program: Program, compiled: Compile) -> None:
     driver = compile_driver(compiled, program, 1, steps_of(program))
-    count, said = races(driver, in_order=program in IN_ORDER)
+    count, said = races(driver)
     assert count == 0, said
     assert "every output was written" in said
-
-
-def test_e23_does_not_race_by_the_letter_of_ptx_where_a_warp_meets_before_it_sends(
-    compiled: Compile, tmp_path: Path
-) -> None:
-    first = "void send_piece(unsigned offset, uint4 x, int to) {\n"
-    mended = changed(E23, "e23_cluster.cuh", [(first, f"{first}    __syncwarp();\n")], tmp_path)
-    for program, races_are_expected in ((E23, True), (mended, False)):
-        count, said = races(compile_driver(compiled, program, 1, steps_of(E23)))
-        assert (count > 0) == races_are_expected, said
 
 
 @pytest.mark.parametrize(("program", "heads"), (PROGRAMS | BLOCKED).items(), ids=map(name_of, PROGRAMS | BLOCKED))
@@ -252,5 +236,5 @@ def changed(program: Program, file: str, changes: Sequence[tuple[str, str]], fol
 def test_a_barrier_or_a_buffer_too_few_is_found(name: str, compiled: Compile, tmp_path: Path) -> None:
     program, file, *changes = MUTATIONS[name]
     driver = compile_driver(compiled, changed(program, file, changes, tmp_path), 1, steps_of(program))
-    count, said = races(driver, in_order=program in IN_ORDER)
+    count, said = races(driver)
     assert count > 0, said

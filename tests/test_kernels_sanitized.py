@@ -11,9 +11,10 @@ by themselves before all meet (racecheck_named_barriers.cu; there it depends on 
 assembler, which makes the same machine code of both). That no two accesses in these programs are without an order is what
 test_kernels_races.py finds, from which threads each barrier orders.
 
-Of E23's programs (`SENT`) it reports reads of sums over channels against writes of the next ones. A warp has read before it
-sends by st.async, and who writes has waited for all that was sent. These reports are expected as long as it also reports such
-an order in a small program, where each thread sends for itself (racecheck_clusters.cu). test_kernels_races.py says what races.
+Of E23's programs (`SENT`) it reports reads of sums over channels against writes of the next ones. A warp has read, and met,
+before it sends by st.async, and who writes has waited for all that was sent. These reports are expected as long as it also
+reports such an order in a small program, where each thread sends for itself (racecheck_clusters.cu). test_kernels_races.py says
+what races.
 """
 
 import os
@@ -189,10 +190,7 @@ def test_racecheck_of_named_barriers(hazards):
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH")
 def test_racecheck_of_clusters(hazards):
-    """It finds the race, and nothing where blocks meet as well. Where it sees one too many, the reports of `SENT` are expected.
-
-    If it reports case 3 alone, which PTX does not order, E23 needs a `__syncwarp` before it sends.
-    """
+    """It finds the race, and nothing where blocks meet as well. Where it sees one too many, those of `SENT` are expected."""
     found = [hazards("racecheck_clusters", case) for case in range(5)]
     assert (found[0], found[4]) == (False, True), found
     if not found[1]:

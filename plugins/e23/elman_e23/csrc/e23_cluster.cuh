@@ -138,12 +138,14 @@ struct Cluster {  // one block's part in it
     const int piece = lane % pieces;
     const uint4 of_vector = four(word, piece * 4 * VW, VW), of_slots = four(number, lane % 2 * 16, 4);
     const unsigned at = warp * L::row_bytes + (rank * kOwned + piece * 4 * VW) * sizeof(Elem);
+    __syncwarp();  // what all its lanes have read may be written again once this has come
 #pragma unroll
     for (int i = 0; i < kMostBlocks * pieces / 32; ++i) send_piece(at, of_vector, lane / pieces + i * (32 / pieces));
     send_piece(L::sums + ((warp * blocks + rank) * kSlots + lane % 2 * 4) * 4, of_slots, lane / 2);
   }
   __device__ void send_number(float x) {
     const unsigned v = __float_as_uint(x);
+    __syncwarp();
     send_piece(L::sums + (warp * blocks + rank) * 16, make_uint4(v, v, v, v), lane);
   }
   __device__ void wait() {
