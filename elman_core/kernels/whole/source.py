@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .nodes import Index, Node, UnknownError, flat, unflat
+from .nodes import Index, Node, UnknownError, Value, flat, unflat
 from .rows import Rows, name, row_indices, same
 
 LARGE = 16384
@@ -121,6 +121,17 @@ def _in_order(node: Node) -> bool:
 
 def _copied(node: Node) -> Node:
     return Node(node.shape, lambda value, index: value(node, index), [node])
+
+
+def _computed(x: Node, at: Index, value: Value, known: dict[tuple[Any, ...], str], lines: list[str]) -> str:
+    """An element of a node, computed once into a variable; of a view, what it shows."""
+    if x.view:
+        return x.expr(value, at)
+    if (key := (x, *at)) not in known:
+        text = x.expr(value, at)
+        known[key] = f"v{len(known)}"
+        lines.append(f"const float {known[key]} = {text};")
+    return known[key]
 
 
 class _Writer:
@@ -242,13 +253,7 @@ class _Writer:
                 if x in self.target.values():
                     uses.append(_Use(x, same(flat(at, x.shape), own, x.count)))
                 return self._leaf(x, at)
-            if x.view:
-                return x.expr(value, at)
-            if (key := (x, *at)) not in known:
-                text = x.expr(value, at)
-                known[key] = f"v{len(known)}"
-                lines.append(f"const float {known[key]} = {text};")
-            return known[key]
+            return _computed(x, at, value, known, lines)
 
         result = node.expr(value, index)
         return " ".join([*lines, finish.format(result)]), uses
@@ -273,13 +278,7 @@ class _Writer:
                 if x in self.target.values():
                     uses.append(_Use(x, False))
                 return operand(self._leaf(x, at)) if x.leaf != "token" else "token"
-            if x.view:
-                return x.expr(value, at)
-            if (key := (x, *at)) not in known:
-                text = x.expr(value, at)
-                known[key] = f"v{len(known)}"
-                lines.append(f"const float {known[key]} = {text};")
-            return known[key]
+            return _computed(x, at, value, known, lines)
 
         kept = list[str]()
         for state, first in row.states:
