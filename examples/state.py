@@ -8,7 +8,7 @@ import torch
 
 from elman_core import LadderForCausalLM, byte_tokenizer
 
-model, tokenizer = LadderForCausalLM.from_pretrained("pretrained/e88-small").eval(), byte_tokenizer()
+model, tokenizer = LadderForCausalLM.from_pretrained("pretrained/e88-small", dtype="float32").eval(), byte_tokenizer()
 first, second = (
     tokenizer("def read(path):\n    with open(", return_tensors="pt"),
     tokenizer("path", return_tensors="pt"),

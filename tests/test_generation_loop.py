@@ -172,5 +172,5 @@ def test_what_is_no_byte_is_refused():
         generate_bytes(LadderLM("toy", dim=16, depth=1, vocab_size=300), b"a")
     bytes_only = LadderLM("toy", dim=16, depth=1)
     for prompt, stop in (([256], ()), ("a", ()), (b"a", {256}), (b"a", {-1}), (b"a", "\n")):
-        with pytest.raises(ConfigError, match=r"256 tokens, and the (prompt|stop) the token"):
+        with pytest.raises(ConfigError, match=r"256 tokens, and the (prompt|stop) has"):
             generate_bytes(bytes_only, prompt, stop=stop)  # type: ignore[arg-type]

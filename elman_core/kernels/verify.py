@@ -330,7 +330,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
         shifts = torch.tensor(gaps)
         others = ((seen, run("reference", _wide(x), _wide(g))) for x, seen, g in (draw() for _ in range(DRAWS)))
         norms = torch.tensor([[_shown(x[n], seen.get(n)).norm().item() for n in wrong] for seen, x in others])
-    kink = max(_jumps(moved[n], _shown(x, visible.get(n))).double().mean().item() for n, x in truth.items())
+    kink = max(_jumps(moved[n], _shown(x.double(), visible.get(n))).double().mean().item() for n, x in truth.items())
     for n, usual, shift in zip(wrong, norms.median(0).values.tolist(), shifts.amax(0).tolist(), strict=True):
         rows[n] = compare(n, known if recorded else {}, moved[n], usual, kink, shift)
     if not all(rows[n].passed for n in wrong):

@@ -12,14 +12,14 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from elman_core import extension
+from elman_core.extension import Lock as CoreLock
 from elman_core.extension import StorageError, open_lock, printable
 
 MACHINE_WIDE = Path("/tmp/elman-locks")
 """The folder of the GPUs' locks, for all users of a machine. Not TMPDIR, which differs between users and batch jobs."""
 
 
-class Lock(extension.Lock):
+class Lock(CoreLock):
     """A lock of the core whose file says who has it, and is written only by its owner."""
 
     def write(self, text: str) -> None:
