@@ -119,10 +119,12 @@ def eval_(
 def _counted(batches: Sequence[int]) -> Iterator[int]:
     """The batches, counted on a terminal with the time that is left."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    silent = not sys.stderr.isatty()
-    yield from track(batches, "evaluating", console=Console(stderr=True), transient=True, disable=silent)
+    left = (TimeRemainingColumn(), TextColumn("left"))
+    columns = (TextColumn("evaluating"), MofNCompleteColumn(" of "), BarColumn(), *left)
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        yield from bar.track(batches)
 
 
 EXPORTED = "training.json"

@@ -320,6 +320,7 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     rows = {name: compare(name, known) for name in truth}
     wrong = [n for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()]
     moved, norms, shifts = dict.fromkeys(truth, torch.zeros((), device=device)), *torch.zeros(2, 1, len(wrong))
+    kink = 0.0
     if wrong and case.dtype != torch.float64 and spec.differentiable:
         gaps = []
         for inexact in _nudged(_wide(inputs), case.dtype, generator):
@@ -328,9 +329,9 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             moved = {n: torch.maximum(most, gap[n]) for n, most in moved.items()}
             gaps.append([gap[n].norm().item() for n in wrong])
         shifts = torch.tensor(gaps)
+        kink = max(_jumps(moved[n], _shown(x, visible.get(n))).double().mean().item() for n, x in truth.items())
         others = ((seen, run("reference", _wide(x), _wide(g))) for x, seen, g in (draw() for _ in range(DRAWS)))
         norms = torch.tensor([[_shown(x[n], seen.get(n)).norm().item() for n in wrong] for seen, x in others])
-    kink = max(_jumps(moved[n], _shown(x.double(), visible.get(n))).double().mean().item() for n, x in truth.items())
     for n, usual, shift in zip(wrong, norms.median(0).values.tolist(), shifts.amax(0).tolist(), strict=True):
         rows[n] = compare(n, known if recorded else {}, moved[n], usual, kink, shift)
     if not all(rows[n].passed for n in wrong):
