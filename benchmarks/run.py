@@ -57,6 +57,7 @@ PROBLEMS = {
     "documents": ("documents", "bytes/s of documents of 256 bytes to 4 KB in packed rows and in padded ones", ""),
     "optimizers": ("step", "tok/s with each optimizer; µs of an update", "schedulefree"),
     "decode": ("decode", "bytes/s, one text and 64", "transformers' generate()"),
+    "whole": ("whole", "texts of models' programs that equal those of recorded steps, and errors of their logits", ""),
     "prefill": ("decode", "seconds and GiB for a prompt of 1 MB, its layers one after another and as a wave", ""),
     "decode-cpu": ("decode_cpu", "bytes/s of one text on a CPU, with a recorded step and without", ""),
     "int8": ("int8", "bits per byte of held-out text that weights in int8 cost (CPU)", ""),

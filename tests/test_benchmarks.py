@@ -17,13 +17,14 @@ from problems.step_profile import profile_steps, summarize
 
 from elman_core.registry import parse_size, resolve
 from elman_core.size import count
+from elman_core.testing.kernel import need_host_compiler
 
 LONG = ("scaling", "kills", "verify")
 """Problems of many processes, a compiler and a training that is killed: a minute."""
 AGREE = {
     "dense": {"cuBLAS per step", "torch.nn.RNN float32"}, "gates": {"torch.nn.GRU", "torch.nn.LSTM"}, "conv": {"torch conv1d"},
     "cross-entropy": {"torch linear_cross_entropy", "torch"},
-    "parity": {"ours"}, "verify": {None},
+    "parity": {"ours"}, "verify": {None}, "whole": {None},
 }  # fmt: skip
 """Whose results are compared with another's here."""
 
@@ -34,6 +35,8 @@ def test_a_problem_runs_at_a_tiny_size_and_its_peers_agree(
 ) -> None:
     if name == "serve":
         pytest.importorskip("uvicorn")
+    if name == "whole":
+        need_host_compiler()
     for variable in ("ELMAN_KERNELS", "EMENDER_TREE", "XMA_TREE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("ELMAN_KERNELS", "off")
