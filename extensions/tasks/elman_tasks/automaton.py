@@ -71,24 +71,24 @@ class Tables:
 
     def words(self, draws: Draws, lengths_R: NDArray[np.int64], places: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Random words, and the label after each symbol: both (R, T), int64. Rows go on after their own length."""
-        unit_RT = draws.unit(places)
-        n_states, n_symbols = self.after.shape
-        if self.free:
-            symbols_RT = (unit_RT * n_symbols).astype(np.int64)
+        unit_TR = np.ascontiguousarray(draws.unit(places).T)
+        (n_states, n_symbols), free = self.after.shape, self.free
+        if free:
+            symbols_TR = (unit_TR * n_symbols).astype(np.int64)
         else:
-            below_SK, symbols_RT = self.odds.cumsum(1), np.empty(unit_RT.shape, dtype=np.int64)
-            below_SK[below_SK > 1 - 1e-9] = 1  # sums are rounded
+            below_KS, symbols_TR = np.ascontiguousarray(self.odds.cumsum(1).T), np.zeros(unit_TR.shape, dtype=np.int64)
+            below_KS[below_KS > 1 - 1e-9] = 1  # sums are rounded
         # A word that has ended stays where it is.
         next_ = np.where(self.after < 0, np.arange(n_states)[:, None], self.after).ravel()
-        states_RT, state_R = np.empty(unit_RT.shape, dtype=np.int64), np.zeros(len(lengths_R), dtype=np.int64)
+        states_TR, state_R = np.empty(unit_TR.shape, dtype=np.int64), np.zeros(len(lengths_R), dtype=np.int64)
         for t in range(places):
-            if not self.free:
-                symbols_RT[:, t] = (unit_RT[:, t, None] >= below_SK[state_R]).sum(1).clip(max=n_symbols - 1)
+            if not free:
+                for below_S in below_KS[:-1]:
+                    symbols_TR[t] += unit_TR[t] >= below_S[state_R]
             if self.end is not None:
-                symbols_RT[t == lengths_R - 1, t] = self.end
-            state_R = next_[state_R * n_symbols + symbols_RT[:, t]]
-            states_RT[:, t] = state_R
-        return symbols_RT, self.labels[states_RT]
+                symbols_TR[t, t == lengths_R - 1] = self.end
+            state_R = states_TR[t] = next_[state_R * n_symbols + symbols_TR[t]]
+        return np.ascontiguousarray(symbols_TR.T), self.labels[states_TR.T]
 
     @property
     def free(self) -> bool:

@@ -15,6 +15,9 @@ from .catalogue import Drawn, find
 HELD_OUT = 1024
 """Most sequences of an evaluation."""
 
+AHEAD = 2**18
+"""Places that are drawn at a time, of as many steps: the calls for a few would take longer than their numbers."""
+
 
 class TaskSource(Source):
     """The training sequences of a task; its vocabulary is the model's.
@@ -34,9 +37,14 @@ class TaskSource(Source):
                 f"{self.name} has sequences of {self.task.longest} inputs: --set train.chunk_size={self.task.longest}"
             )
         self.vocab_size = self.task.vocabulary
+        self._block: tuple[int, NDArray[np.int64], Drawn] | None = None
 
     def read(self, step: int, rows: NDArray[np.int64]) -> Batch:
-        return self._batch(self.task.batch(self.seed, step, rows, self.rows), rows)
+        steps = max(1, AHEAD // (self.length * len(rows)))
+        number, first = step // steps, step % steps * len(rows)
+        if self._block is None or self._block[0] != number or not np.array_equal(self._block[1], rows):
+            self._block = number, rows.copy(), self.task.batch(self.seed, number * steps, rows, self.rows, steps)
+        return self._batch(self._block[2], rows, slice(first, first + len(rows)))
 
     def fingerprint(self) -> dict[str, Any]:
         """`blake2b` of the first sequences with seed 0; the lengths of tests do not matter."""
@@ -54,11 +62,11 @@ class TaskSource(Source):
             lambda numbers: self._batch(self.task.heldout(numbers), numbers),
         )
 
-    def _batch(self, drawn: Drawn, rows: NDArray[np.int64]) -> Batch:
+    def _batch(self, drawn: Drawn, rows: NDArray[np.int64], part: slice = slice(None)) -> Batch:
         dtype = np.uint8 if self.vocab_size <= 256 else np.uint16
-        counts = drawn.scored if drawn.trained is None else drawn.trained
+        counts = np.ascontiguousarray((drawn.scored if drawn.trained is None else drawn.trained)[part])
         fresh = np.ones(len(rows), dtype=bool)
-        return Batch(drawn.tokens.astype(dtype), rows, fresh, drawn.targets.astype(dtype), np.ascontiguousarray(counts))
+        return Batch(drawn.tokens[part].astype(dtype), rows, fresh, drawn.targets[part].astype(dtype), counts)
 
     @property
     def in_words(self) -> str:

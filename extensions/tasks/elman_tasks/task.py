@@ -90,9 +90,10 @@ class Task:
         known = (*made.symbols, *made.answers) if isinstance(made, Automaton) else ()
         return [known[token].replace(" ", "") if token < len(known) else str(token) for token in tokens]
 
-    def batch(self, seed: int, step: int, rows: Sequence[int] | NDArray[Any], size: int) -> Drawn:
-        """These rows of training batch `step`, of `size` rows in all; as long as the longest training sequence."""
-        numbers = step * size + np.asarray(rows)
+    def batch(self, seed: int, step: int, rows: Sequence[int] | NDArray[Any], size: int, steps: int = 1) -> Drawn:
+        """These rows of training batch `step`, of `size` rows in all, and of the batches after it, `steps` in all; each as long
+        as the longest training sequence."""
+        numbers = (np.arange(step, step + steps)[:, None] * size + np.asarray(rows)).ravel()
         return self._rows(
             seed, TRAINING, Draws(seed, EXAMPLES, numbers).below(self.examples) if self.examples else numbers
         )

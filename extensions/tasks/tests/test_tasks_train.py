@@ -32,6 +32,10 @@ def test_a_source_has_the_sequences_of_its_task_and_its_vocabulary():
     drawn = source.task.batch(3, 5, range(8), 8)
     assert np.array_equal(whole.counts, drawn.scored)
     assert np.array_equal(whole.targets[whole.counts], drawn.targets[drawn.scored])
+    again = [source.batch(step, [6, 1]).tokens for step in (2000, 5)]  # of other blocks
+    assert np.array_equal(again[1], part.tokens)
+    assert not np.array_equal(again[0], part.tokens)
+    assert np.array_equal(again[0], source.task.batch(3, 2000, [6, 1], 8).tokens)
     assert source.vocab_size == 14
     assert TaskSource("in_context_recall", 128, 2, 0).batch(0).counts.all(), "every next token is trained"
     prints = [
