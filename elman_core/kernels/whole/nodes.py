@@ -88,20 +88,21 @@ def unflat(place: str, shape: Sequence[int]) -> Index:
 
 
 @functools.cache
-def values(text: str) -> list[int] | None:
-    """The numbers that an index of C takes, of a row after the other; None if it depends on more than `row` and its number of
-    rows."""
-    names = {*re.findall(r"[a-z]\w*", text)} - {"within"}
-    count = (
-        1
-        if not names
-        else int(next(iter(names))[3:] or 0)
-        if len(names) == 1 and re.fullmatch(r"row\d+", *names)
-        else 0
-    )
-    place = compile(text.replace("/", "//"), "place", "eval") if count else None
-    given = {"within": lambda i, size: min(max(i, 0), size - 1)}
-    return [eval(place, {**given, **dict.fromkeys(names, i)}) for i in range(count)] if place else None
+def values(text: str, name: str = "", count: int = 1) -> list[int] | None:
+    """The numbers that an index of C takes where `name` is each number below `count`; None if it depends on more. Without a
+    name, it is that of the row in the index, which says how many there are."""
+    if not name and (row := re.search(r"\brow(\d+)\b", text)):
+        name, count = row[0], int(row[1])
+    try:
+        place = compile(text.replace("/", "//"), "place", "eval")
+        return [eval(place, {"within": lambda i, size: min(max(i, 0), size - 1), name: i}) for i in range(count)]
+    except (NameError, SyntaxError):
+        return None
+
+
+def same(text: str, name: str, count: int) -> bool:
+    """Whether an index of C is `name`, for all numbers below `count`."""
+    return text == name or (name in re.findall(r"\w+", text) and values(text, name, count) == [*range(count)])
 
 
 def _reshaped(x: Node, shape: Shape) -> Node:

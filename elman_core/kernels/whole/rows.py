@@ -4,15 +4,13 @@ The warp that has the row computes what depends on it alone, and keeps the state
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from .nodes import Index, Node, flat, unflat, values
+from .nodes import Index, Node, flat, same, unflat, values
 
 OPERANDS = 16  # of a row, at most; as in whole.cuh
 _MOST_STATES = 8  # elements of a state in a row
@@ -32,18 +30,6 @@ class Row:
     end: Node
     states: list[Piece] = field(default_factory=list)
     local: bool = False
-
-
-@functools.cache
-def same(text: str, name: str, count: int) -> bool:
-    """Whether the index `text` is `name`, for all numbers below `count`."""
-    if text == name or not name or not re.search(rf"\b{name}\b", text):
-        return text == name
-    try:
-        place = compile(text.replace("/", "//"), "place", "eval")
-        return all(eval(place, {name: i}) == i for i in range(count))
-    except (NameError, SyntaxError):
-        return False
 
 
 def name(rows: int) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .nodes import Index, Node, UnknownError, Value, flat, unflat
-from .rows import Rows, name, row_indices, same
+from .nodes import Index, Node, UnknownError, Value, flat, same, unflat, values
+from .rows import Rows, name, row_indices
 
 LARGE = 16384
 MOST_WHOLE = 1 << 17
@@ -111,12 +111,11 @@ def _in_order(node: Node) -> bool:
     def value(x: Node, index: Index) -> str:
         if x.view:
             return x.expr(value, index)
-        found.append(flat(index, x.shape).replace("/", "//"))
+        found.append(flat(index, x.shape))
         return ""
 
     node.expr(value, unflat("i", node.shape))
-    place = compile(found[0], "place", "eval")
-    return all(eval(place, {"i": i}) == i for i in range(node.count))
+    return values(found[0], "i", node.count) == [*range(node.count)]
 
 
 def _copied(node: Node) -> Node:

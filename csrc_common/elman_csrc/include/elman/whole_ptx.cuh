@@ -12,8 +12,9 @@ __device__ __forceinline__ void store_word(unsigned long long* p, unsigned long 
 __device__ __forceinline__ void load_word(unsigned long long& v, const unsigned long long* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
 }
-// A number in shared memory that another warp of the block waits for. What its warp read or wrote in shared memory before it met stays before: a multiprocessor
-// does so in the order of issue, and copies have come when their wait ends. A release would wait for words to other blocks, too.
+// A number in shared memory that another warp of the block waits for. PTX promises only of a release what is wanted: what the warp read or wrote in shared
+// memory before it met is done before this store. A multiprocessor does that anyway, as it takes accesses to shared memory in the order of issue, and copies
+// have come when their wait ends. A release adds MEMBAR.ALL.CTA, which waits for words to other blocks, too.
 __device__ __forceinline__ void tell(unsigned* p, unsigned v) {
   asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(ptx::shared_address(p)), "r"(v) : "memory");
 }
