@@ -46,7 +46,7 @@ class How:
 class Encoded:
     """A document. `mask`: bool, where its tokens count; None: everywhere. `bytes`: of its text and one for its separator."""
 
-    tokens: bytes | NDArray[Any]
+    tokens: bytes | memoryview | NDArray[Any]
     bytes: int
     mask: NDArray[np.bool_] | None = None
 

@@ -11,7 +11,6 @@ import glob
 import gzip
 import importlib
 import io
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,32 +161,32 @@ def _texts(unit: Unit) -> Iterator[Document]:
 
 def _lines(unit: Unit) -> Iterator[Document]:
     (name,) = unit.paths
-    if _packed(Path(name)):
-        with _reading(name), _opened(name) as file:
-            yield from _records(name, file, 1)
-        return
-    with _reading(name), open(open_regular(name), "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        first, end = (mapped.find(b"\n", at - 1) + 1 if at else 0 for at in (unit.first, min(unit.end, len(mapped))))
-        first, end = (at or len(mapped) if asked else at for at, asked in ((first, unit.first), (end, unit.end)))
-        part = mapped[first:end]
-        yield from _records(name, part.split(b"\n"), lambda: 1 + mapped[:first].count(b"\n"))
+    with _reading(name), _opened(name) as file:
+        for i, line in enumerate(_part(file, unit.first, unit.end)):
+            try:
+                record = loads(line.removesuffix(b"\n"))  # a decoder counts lines, too
+            except ValueError as error:
+                if not line.strip():
+                    continue
+                said = "invalid UTF-8" if not _is_utf8(line) else str(error)
+                raise DataError(f"{name}, line {_number(file, unit, i)}: {said}; mend or delete the line") from error
+            if type(record) is not dict:
+                raise DataError(f"{name}, line {_number(file, unit, i)}: it is no JSON object")
+            yield record
 
 
-def _records(name: str, lines: Iterable[bytes], first: int | Callable[[], int]) -> Iterator[Document]:
-    for i, line in enumerate(lines):
-        try:
-            record = loads(line)
-        except ValueError as error:
-            if not line.strip():
-                continue
-            number = i + (first if isinstance(first, int) else first())
-            said = "invalid UTF-8" if not _is_utf8(line) else str(error)
-            raise DataError(f"{name}, line {number:,}: {said}; mend or delete the line") from error
-        if type(record) is not dict:
-            number = i + (first if isinstance(first, int) else first())
-            raise DataError(f"{name}, line {number:,}: it is no JSON object")
-        yield record
+def _part(file: IO[bytes], first: int, end: int) -> Iterator[bytes]:
+    """The lines that begin in a part of a file. end: 0 is its end."""
+    at = file.seek(first - 1) + len(file.readline()) if first else 0
+    while (at < end or not end) and (line := file.readline()):
+        at += len(line)
+        yield line
+
+
+def _number(file: IO[bytes], unit: Unit, i: int) -> str:
+    """Of the line `i` of a unit, in its file."""
+    before = file.seek(0) or sum(1 for _ in _part(file, 0, unit.first)) if unit.first else 0
+    return f"{before + i + 1:,}"
 
 
 def _parquet(unit: Unit) -> Iterator[Document]:
@@ -245,9 +244,9 @@ def _packed(path: Path) -> bool:
 
 def _opened(name: str) -> IO[bytes]:
     """The file, unpacked while it is read."""
-    file = open(open_regular(name), "rb")  # noqa: SIM115 (the caller closes it)
+    file = open(open_regular(name), "rb", 1 << 16)  # noqa: SIM115 (the caller closes it)
     if name.lower().endswith(".gz"):
-        return gzip.open(file)  # type: ignore[return-value]
+        return io.BufferedReader(gzip.open(file), 1 << 16)  # type: ignore[type-var]
     if name.lower().endswith(".zst"):
         return io.BufferedReader(_library("zstandard", "zst").ZstdDecompressor().stream_reader(file, True))
     return file

@@ -21,9 +21,10 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -43,7 +44,6 @@ from elman_core.extension import (
     packed_manifest,
     packed_sections,
     read_json,
-    replacing,
     storage_errors,
     sync,
     write_json,
@@ -54,6 +54,9 @@ from .inputs import UNIT, Unit, documents
 
 BUCKET, BUCKET_BYTES = 1 << 16, 64 << 20
 """Documents and bytes that are merged at a time, about."""
+
+KINDS = ("tokens", "mask", "index")
+"""The files of a run."""
 
 Step = Callable[[int], None]
 
@@ -133,18 +136,27 @@ def _run(jobs: Sequence[Job], step: Step) -> list[dict[str, Any]]:
     workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(left))
     if workers < 2:
         for job in left:
-            do(job)
+            _keep(job, do(job))
             step(job.unit.size)
         return [digest(path) for path in files]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _begin) as pool:
         try:
-            running = {pool.submit(do, job): job.unit.size for job in left}
-            digests = [pool.submit(digest, path) for path in files]
-            for ended in as_completed(running):
-                ended.result()
-                step(running[ended])
-            return [one.result() for one in digests]
+            running = {pool.submit(do, job): job for job in left}
+            ended: SimpleQueue[Future[dict[str, int]]] = SimpleQueue()
+            for future in running:
+                future.add_done_callback(ended.put)
+
+            def take(all_of_them: bool = False) -> None:
+                while running if all_of_them else not ended.empty():
+                    future = ended.get()
+                    job = running.pop(future)
+                    _keep(job, future.result())  # here, so that no process waits for the disk
+                    step(job.unit.size)
+
+            digests = [digest(path, take) for path in files]  # while the processes start
+            take(all_of_them=True)
+            return digests
         except BaseException as error:
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
@@ -168,34 +180,53 @@ def _begin() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def digest(path: str) -> dict[str, Any]:
-    """Name, size and SHA-256 of a file; of a folder over the digests of its files."""
+def digest(path: str, often: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Name, size and SHA-256 of a file; of a folder over the digests of its files. often: called after each MiB."""
     if os.path.isdir(path):
-        inside = [digest(str(p)) for p in sorted(Path(path).rglob("*")) if p.is_file()]
+        inside = [digest(str(p), often) for p in sorted(Path(path).rglob("*")) if p.is_file()]
         whole = hashlib.sha256(json.dumps([one["sha256"] for one in inside]).encode()).hexdigest()
         return {"path": path, "size": sum(one["size"] for one in inside), "sha256": whole}
+    hashed, size = hashlib.sha256(), 0
     with open(open_regular(path), "rb") as file:
-        return {
-            "path": path, "sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": os.fstat(file.fileno()).st_size,
-        }  # fmt: skip
+        while part := file.read(1 << 20):
+            hashed.update(part)
+            size += len(part)
+            often()
+    return {"path": path, "sha256": hashed.hexdigest(), "size": size}
 
 
 def _done(job: Job) -> Path:
     return Path(job.folder, f"{job.stem}.json")
 
 
-def do(job: Job) -> None:
-    """Pack a unit into runs."""
+def _keep(job: Job, done: dict[str, int]) -> None:
+    """Make the runs of a unit outlast a failure of power, and then say that it is done."""
+    for run in range(done["runs"]):
+        for path in filter(os.path.exists, (f"{_place(job, run)}.{kind}" for kind in KINDS)):
+            sync(Path(path))
+    write_json(_done(job), done)
+
+
+def _place(job: Job, run: int) -> str:
+    return f"{job.folder}/{job.stem}.{run}"
+
+
+def do(job: Job) -> dict[str, int]:
+    """Pack a unit into runs: how many, of how many documents, and how many others were empty."""
     name = (
         " … ".join(job.unit.paths[:: max(1, len(job.unit.paths) - 1)]) if job.unit.kind == "text" else job.unit.paths[0]
     )
     some: list[Encoded] = []
     size = empty = number = runs = 0
+    room = _room(2 * UNIT)
     try:
         for encoded in Encoder(job.how).encode(documents(job.unit), name):
             if encoded is None:
                 empty += 1
                 continue
+            if isinstance(encoded.tokens, bytes) and (end := size + encoded.bytes) <= len(room):
+                room[size:end] = encoded.tokens
+                encoded.tokens = room[size:end]
             some.append(encoded)
             size += encoded.bytes
             if size >= 2 * UNIT:
@@ -203,8 +234,15 @@ def do(job: Job) -> None:
                 number, runs, some, size = number + len(some), runs + 1, [], 0
     except UnicodeEncodeError as error:
         raise DataError(f"{name}: a text has half of a surrogate pair, which is no character") from error
-    _write_run(job, runs, some, number)
-    write_json(_done(job), {"runs": runs + 1, "documents": number + len(some), "empty": empty})
+    if some:
+        _write_run(job, runs, some, number)
+    return {"runs": runs + bool(some), "documents": number + len(some), "empty": empty}
+
+
+def _room(size: int) -> memoryview:
+    """Memory in one piece, which NumPy asks for in huge pages: to get it in small ones takes as long as to read the input."""
+    made: Any = np.empty(size, np.uint8)
+    return memoryview(made)
 
 
 def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None:
@@ -213,21 +251,20 @@ def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None
     if job.unique:
         digests = [_content(one, job.seed) for one in some]
         index[:2] = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).T
-    elif some:
+    else:
         index[0] = hash_u64(job.seed, job.number, np.arange(number, number + len(some)))
     index[2] = [len(one.tokens) for one in some]
     index[3] = [one.bytes for one in some]
     order = np.lexsort(index[1::-1])
-    place = Path(job.folder, f"{job.stem}.{run}")
-    with replacing(place.with_suffix(f".{run}.tokens")) as file:
-        file.write(b"".join(bytes(some[i].tokens) for i in order))
+    parts: dict[str, Iterable[Any]] = {"tokens": (some[i].tokens for i in order)}
     if any(one.mask is not None for one in some):
-        with replacing(place.with_suffix(f".{run}.mask")) as file:
-            for i in order:
-                mask = some[i].mask
-                file.write(b"\1" * len(some[i].tokens) if mask is None else mask.tobytes())
-    with replacing(place.with_suffix(f".{run}.index")) as file:
-        file.write(index[:, order].tobytes())
+        masks = ((some[i].mask, len(some[i].tokens)) for i in order)
+        parts["mask"] = (b"\1" * count if mask is None else mask for mask, count in masks)
+    parts["index"] = [index[:, order].tobytes()]
+    for kind in parts:
+        place = open_regular(f"{_place(job, run)}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(place, "wb", 1 << 20) as file:
+            file.writelines(parts[kind])
 
 
 def _content(one: Encoded, seed: int) -> bytes:
@@ -241,58 +278,56 @@ class Run:
     """A sorted run, read from its beginning to its end.
 
     Attributes:
-        tokens, mask: of the documents that `below` gave last, as bytes; mask: None if all count.
+        place: its files without their ends. index: its rows. masked: whether some tokens do not count.
+        first, count: tokens before those that `below` gave last, and how many those are.
     """
 
-    def __init__(self, place: str, width: int) -> None:
-        self.place, self.width = place, width
-        self.index = np.memmap(f"{place}.index", "<u8", "r").reshape(4, -1)
+    def __init__(self, place: str, index: NDArray[np.uint64]) -> None:
+        self.place, self.index = place, index
         self.masked = os.path.exists(f"{place}.mask")
-        self.read = self.at = 0  # documents and tokens
+        self.read = self.first = self.count = 0
 
     def below(self, key: int | None) -> NDArray[np.uint64]:
-        """The rows of the next documents with smaller keys (None: of all others), and their first byte in `tokens`: (5, n)."""
+        """The rows of the next documents with smaller keys (None: of all others): (4, n)."""
         keys = self.index[0]
         end = len(keys) if key is None else int(np.searchsorted(keys, np.uint64(key)))
-        rows = np.concatenate([self.index[:, self.read : end], np.zeros((1, end - self.read), np.uint64)])
-        count = int(rows[2].sum())
-        rows[4, 1:] = rows[2, :-1].cumsum()
-        self.tokens = memoryview(self._part("tokens", self.at * self.width, count * self.width))
-        self.mask = memoryview(self._part("mask", self.at, count)) if self.masked else None
-        self.read, self.at = end, self.at + count
+        rows = self.index[:, self.read : end]
+        self.read, self.first, self.count = end, self.first + self.count, int(rows[2].sum())
         return rows
 
-    def _part(self, kind: str, first: int, length: int) -> bytes:
-        with open(f"{self.place}.{kind}", "rb", buffering=0) as file:
-            file.seek(first)
-            return file.read(length)
+
+def _runs(jobs: Sequence[Job], done: Sequence[dict[str, Any]]) -> list[Run]:
+    """The runs of all units. Their indexes become one file: one for each, mapped, would be too many open files."""
+    places = [_place(job, i) for job, one in zip(jobs, done, strict=True) for i in range(one["runs"])]
+    if not places:
+        raise DataError("there is no text in these inputs: every document is empty")
+    whole = Path(jobs[0].folder, "index")
+    with open(whole, "wb", 1 << 20) as file:
+        sizes = [file.write(Path(f"{place}.index").read_bytes()) // 8 for place in places]
+    parts = np.split(np.memmap(whole, "<u8", "r"), np.cumsum(sizes)[:-1])
+    return [Run(place, part.reshape(4, -1)) for place, part in zip(places, parts, strict=True)]
 
 
 def _merge(jobs: Sequence[Job], how: How, out: Path, unique: bool, facts: dict[str, Any]) -> dict[str, Any]:
     """Merge the runs of all units into `out`; its manifest."""
     done = [read_json(_done(job)) for job in jobs]
-    total = sum(one["documents"] for one in done)
     width = np.dtype(how.dtype).itemsize
-    runs = [
-        Run(f"{job.folder}/{job.stem}.{i}", width)
-        for job, one in zip(jobs, done, strict=True)
-        for i in range(one["runs"] if one["documents"] else 0)
-    ]
+    runs = _runs(jobs, done)
     masked = any(run.masked for run in runs)
     tokens = kept = size = 0
     ends_name, mask_name = out.with_name("ends"), out.with_name("mask")
-    with open(out, "wb", 1 << 20) as file, open(ends_name, "wb") as ends, open(mask_name, "wb") as masks:
+    with open(out, "wb", 1 << 20) as file, open(ends_name, "wb") as ends, open(mask_name, "wb", 1 << 20) as masks:
         file.write(PACKED_HEADER)
-        for rows, which in _in_order(runs, unique):
-            lengths, starts = rows[2].astype(np.int64), rows[4].astype(np.int64)
-            places = list(zip(which.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True))
-            file.writelines(runs[r].tokens[a * width : b * width] for r, a, b in places)
+        for rows, starts in _in_order(runs, unique):
+            lengths = rows[2].astype(np.int64)
+            places = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+            part = _part(runs, "tokens", width)
+            file.writelines(part[a * width : b * width] for a, b in places)
             if masked:
-                masks.writelines(b"\1" * (b - a) if (m := runs[r].mask) is None else m[a:b] for r, a, b in places)
+                part = _part(runs, "mask", 1)
+                masks.writelines(part[a:b] for a, b in places)
             ends.write((tokens + lengths.cumsum()).tobytes())
             tokens, kept, size = tokens + int(lengths.sum()), kept + len(lengths), size + int(rows[3].sum())
-        if not kept:
-            raise DataError("there is no text in these inputs: every document is empty")
         file.write(bytes(packed_sections(tokens, how.dtype, kept, masked)[0] - file.tell()))
         ends.flush()
         masks.flush()
@@ -306,24 +341,38 @@ def _merge(jobs: Sequence[Job], how: How, out: Path, unique: bool, facts: dict[s
     return {
         "format": PACKED_FORMAT, "dtype": how.dtype, "tokens": tokens, "documents": kept, "bytes": size,
         "vocab_size": how.vocab_size, "separator": how.separator, "masked": masked,
-        "empty": sum(one["empty"] for one in done), "duplicates": total - kept,
+        "empty": sum(one["empty"] for one in done), "duplicates": sum(one["documents"] for one in done) - kept,
         **ByteFile(out, packed=True).fingerprint(), **facts,
     }  # fmt: skip
 
 
 def _in_order(runs: Sequence[Run], unique: bool) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """The rows of documents by rising key, about BUCKET at a time, and the run of each."""
+    """The rows of documents by rising key, about BUCKET at a time, and where each begins in the parts of the runs."""
     size = sum(os.path.getsize(f"{run.place}.tokens") for run in runs)
     buckets = max(sum(run.index.shape[1] for run in runs) // BUCKET, size // BUCKET_BYTES) + 1
     for bucket in range(1, buckets + 1):
-        parts = [run.below(None if bucket == buckets else bucket * 2**64 // buckets) for run in runs]
-        rows = np.concatenate([np.zeros((5, 0), np.uint64), *parts], axis=1)
-        which = np.repeat(np.arange(len(runs)), [part.shape[1] for part in parts])
+        key = None if bucket == buckets else bucket * 2**64 // buckets
+        rows = np.concatenate([run.below(key) for run in runs], axis=1)
+        starts = (rows[2].cumsum() - rows[2]).astype(np.int64)
         order = np.lexsort(rows[1::-1])
         if unique and len(order):
             keys = rows[:2, order]
             order = order[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))]
-        yield rows[:, order], which[order]
+        yield rows[:, order], starts[order]
+
+
+def _part(runs: Sequence[Run], kind: str, width: int) -> memoryview:
+    """The bytes, `width` for each token, of the documents that `below` gave last, run after run."""
+    room, at = _room(sum(run.count for run in runs) * width), 0
+    for run in runs:
+        here = room[at : (at := at + run.count * width)]
+        if kind == "mask" and not run.masked:
+            here[:] = b"\1" * len(here)
+            continue
+        with open(f"{run.place}.{kind}", "rb") as file:
+            file.seek(run.first * width)
+            file.readinto(here)
+    return room
 
 
 def _append(name: Path, file: BinaryIO, change: Callable[[bytes], bytes]) -> None:
