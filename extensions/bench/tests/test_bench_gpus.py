@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -273,6 +274,11 @@ def test_strangers_are_told_apart_from_the_jobs_processes(library):
     assert gpu.strangers(look, ()) == ["pid 2000000001", "pid 2000000002"]
     assert gpu.strangers(look, {2_000_000_001}) == ["pid 2000000002"]
     assert gpu.strangers(look, {5}) == [], "in a container the job's own number is another"
+
+
+def test_the_server_of_mps_does_not_make_a_gpu_busy(library, monkeypatch):
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"nvidia-cuda-mps" if path.parts[2] == "2000000001" else b"a")
+    assert gpus_module.Nvml(library).strangers(Look(0, 0, frozenset({2_000_000_001, 7})), ()) == ["pid 7 (a)"]
 
 
 def test_without_a_driver_there_are_no_gpus(library, monkeypatch):

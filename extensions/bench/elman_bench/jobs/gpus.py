@@ -161,7 +161,10 @@ class Nvml:
         """
         if own and look.pids.isdisjoint(own):
             return []
-        return [_named(pid) for pid in sorted(look.pids - set(own))]
+        others = [_named(pid) for pid in sorted(look.pids - set(own))]
+        return [
+            other for other in others if "(nvidia-cuda-mps" not in other
+        ]  # it runs what others launch, and nothing else
 
     def _handle(self, uuid: str) -> Any:
         try:
