@@ -104,7 +104,7 @@ def slots(setting: Setting, steps: int, batch: int, width: int) -> dict[str, Cal
     def e1() -> Run:
         return Inputs(setting, steps, batch, 3 * width).ours(kernel_of("e1"))
 
-    return {"e2, 8 slots": e2, "e23, 8 slots": e23, "e1, three times the width": e1}
+    return {"e2 with 8 slots": e2, "e23 with 8 slots": e23, "e1 of three times the width": e1}
 
 
 def rows(setting: Setting) -> Iterator[Row]:
