@@ -21,7 +21,7 @@ class CpuRecorder:
     def work(self):
         yield
 
-    def record(self, run, generators=()):
+    def record(self, run):
         with Tape() as tape:
             result = run()  # a capture would not execute it: so the first replay has happened
         self.records += 1

@@ -218,7 +218,7 @@ def test_the_readme_sets_up_a_fresh_machine_with_two_commands() -> None:
     start, pip = "python3 -m venv .venv && ", ".venv/bin/pip install"
     assert (
         first
-        == f'{start}{pip} -r requirements.txt && .venv/bin/elman generate pretrained/e88-small -p "def " --seed 21'
+        == f'{start}{pip} -r requirements.txt && .venv/bin/elman generate pretrained/e88-small -p "def " --seed 246'
     )
     assert len(README.splitlines()) <= 100
     builder = "-c constraints.txt hatchling editables"  # once, not in an environment for each package

@@ -1,11 +1,12 @@
-"""`generate(custom_generate=in_bursts)` gives the tokens of `generate()`, its steps recorded and drawn in bursts."""
+"""`generate(custom_generate=in_bursts)`, its steps recorded and drawn in bursts: greedy tokens are those of `generate()`, drawn
+ones those of the command line's loop."""
 
 import pytest
 import torch
 from cpu_graph import CpuRecorder
 from decoding_helpers import ladder
 
-from elman_core.generation import decoder, in_bursts
+from elman_core.generation import Sampling, decoder, generate_tokens, in_bursts
 from elman_core.registry import ConfigError
 
 PROMPT = torch.arange(2 * 9).view(2, 9) * 31 % 256
@@ -36,13 +37,31 @@ def both(model, prompt, **settings):
     return found
 
 
-@pytest.mark.parametrize(
-    ("variant", "settings"), [*(("e42", s) for s in SETTINGS), ("e1", SETTINGS[3]), ("e88", SETTINGS[3])], ids=str
-)
-def test_tokens_are_those_of_generate(variant, settings, device):
-    plain, burst = both(ladder(variant).to(device), PROMPT.to(device), max_new_tokens=30, **settings)
+@pytest.mark.parametrize("settings", SETTINGS[:2], ids=str)
+def test_greedy_tokens_are_those_of_generate(settings, device):
+    plain, burst = both(ladder().to(device), PROMPT.to(device), max_new_tokens=30, **settings)
     assert plain.shape[1] == 39
     assert torch.equal(plain, burst)
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings"), [*(("e42", s) for s in SETTINGS[2:]), ("e1", SETTINGS[3]), ("e88", SETTINGS[3])], ids=str
+)
+def test_drawn_tokens_are_those_of_the_command_line_for_a_seed_of_torch(variant, settings, device):
+    model, copies = ladder(variant).to(device), settings.get("num_return_sequences", 1)
+    torch.manual_seed(3)
+    seed = int(torch.randint(2**63 - 1, ()))
+    torch.manual_seed(3)
+    burst = model.generate(
+        PROMPT.to(device), max_new_tokens=30, pad_token_id=0, custom_generate=in_bursts, **{"top_k": 0, **settings}
+    )
+    how = Sampling(
+        **{name: x for name, x in settings.items() if name in {"temperature", "top_k", "top_p", "repetition_penalty"}}
+    )
+    prompts = PROMPT.repeat_interleave(copies, 0).tolist()
+    for number, (prompt, row) in enumerate(zip(prompts, burst.tolist(), strict=True)):
+        told = generate_tokens(model, prompt, max_new_tokens=30, num=len(prompts), how=how, seed=seed)
+        assert row == prompt + [each[number] for each in told]
 
 
 def test_a_row_ends_at_its_token_and_is_padded(device):

@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 
 from elman_core.generation import Sampling, generate_bytes, sample
 from elman_core.generation.prefill import least_rows, prefill
+from elman_core.kernels.decode.portable import kept_scores
 from elman_core.model import LadderCache, LadderLM
 from elman_core.registry import ConfigError, DivergedError, list_variants
 
@@ -44,17 +45,21 @@ def test_greedy_bytes_are_the_argmax_of_the_full_forward(model):
         {"temperature": 0.9, "top_k": 30, "top_p": 0.8, "repetition_penalty": 1.4},
     ],
 )
-def test_sampling_is_that_of_transformers(settings):
+def test_probabilities_are_those_of_transformers(settings):
     model = LadderLM("toy", dim=16, depth=2).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(20)
-    out = text(model, max_new_bytes=40, how=Sampling(**settings), seed=5)
-    torch.manual_seed(5)
-    theirs = {"top_k": 0, **settings}
     model.generation_config.eos_token_id = None
-    config = GenerationConfig(do_sample=True, max_new_tokens=40, pad_token_id=0, **theirs)
-    expected = model.generate(torch.tensor([list(PROMPT)]), generation_config=config)[0, len(PROMPT) :]
-    assert list(out) == expected.tolist()
+    config = GenerationConfig(
+        **{"top_k": 0, **settings}, do_sample=True, max_new_tokens=40, pad_token_id=0, return_dict_in_generate=True,
+        output_scores=True, output_logits=True,
+    )  # fmt: skip
+    made = model.generate(torch.tensor([list(PROMPT)]), generation_config=config)
+    for count, (scores, logits) in enumerate(zip(made.scores, made.logits, strict=True), len(PROMPT)):
+        seen = torch.zeros(1, 256, dtype=torch.bool).scatter(1, made.sequences[:, :count], True)
+        ours = kept_scores(logits, seen, **Sampling(**settings).settings)
+        torch.testing.assert_close(ours.softmax(-1), scores.softmax(-1))
+        assert torch.equal(ours.isfinite(), scores.isfinite())
 
 
 def test_prefill_in_chunks_is_prefill_at_once(model):

@@ -147,10 +147,11 @@ def drawn(device, monkeypatch):
 
     def run(logits, how, seen, seed, fused):
         monkeypatch.setattr(decode, "takes_draw", lambda _: fused)
-        generator = torch.Generator(device).manual_seed(seed)
+        keys = sampling.keys_of(seed, len(logits), device)
+        waits = sampling.noise(keys, torch.zeros_like(keys), logits.shape[1]) if how.temperature else None
         next_B, row_B = (torch.full((len(logits),), -7, device=device) for _ in range(2))
         seen = seen.clone()
-        sampling.choose(logits, how, seen, generator, next_B, row_B)
+        sampling.choose(logits, how, seen, waits, next_B, row_B)
         return next_B.tolist(), row_B.tolist(), seen.tolist()
 
     return run
@@ -192,10 +193,12 @@ def test_the_kernel_draws_from_the_distribution():
     logits = torch.randn(256, generator=torch.Generator().manual_seed(0)).cuda()
     next_B, row_B = (torch.zeros(count, dtype=torch.long, device="cuda") for _ in range(2))
     seen = torch.zeros(count, 256, dtype=torch.bool, device="cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
+    keys = sampling.keys_of(0, count, torch.device("cuda"))
     with torch.inference_mode():
         assert decode.takes_draw(logits[None])
-        sampling.choose(logits.expand(count, -1).contiguous(), how, seen, generator, next_B, row_B)
+        sampling.choose(
+            logits.expand(count, -1).contiguous(), how, seen, sampling.noise(keys, keys * 0, 256), next_B, row_B
+        )
     scores, order = (logits.double() / 0.8).sort(descending=True)
     shares = scores[:12].softmax(0)
     kept = int((shares.cumsum(0) - shares < 0.9).sum())

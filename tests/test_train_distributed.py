@@ -249,7 +249,7 @@ class Recorded:  # a capture executes nothing, unlike the tape
         recorder.held += 1
     def release(self):
         recorder.held -= 1
-def record(run, generators=()):
+def record(run):
     if RANK == 1:
         raise RuntimeError("no graph today")
     return Recorded()

@@ -38,7 +38,7 @@ def in_bursts(
     generation_config: Any,
     **model_kwargs: Any,
 ) -> Tensor:
-    """For `custom_generate`: the tokens of `generate()`, greedy or sampled from the same random numbers, without its loop.
+    """For `custom_generate`: tokens as of `generate()`, without its loop; sampled ones are others of the same distribution.
 
     It supports temperature, top-k, top-p, a repetition penalty, stopping by length and by tokens, padded prompts, and several
     sequences per prompt. transformers does not pass a streamer to such functions.
@@ -65,9 +65,10 @@ def in_bursts(
     seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     seen_BV.scatter_(1, input_ids, True)
     padding = generation_config._pad_token_tensor
+    seed = int(torch.randint(2**63 - 1, ()))  # so `torch.manual_seed` decides the texts
     rows: list[list[int]] = []
     ended = [False] * len(input_ids)
-    for drawn in decode(model, cache, logits_BV, seen_BV, how, _generator(model.device), budget):
+    for drawn in decode(model, cache, logits_BV, seen_BV, how, seed, budget):
         rows.append([int(padding) if was else token for was, token in zip(ended, drawn, strict=True)])
         ended = [was or token in ends for was, token in zip(ended, drawn, strict=True)]
         if all(ended):
@@ -107,11 +108,3 @@ def _ends(criteria: Any, length: int) -> tuple[int, set[int]]:
     if budget is None:
         raise ConfigError("in_bursts needs a length: give max_new_tokens")
     return budget, ends
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """Return the generator that `generate()` draws from, which `torch.manual_seed` seeds."""
-    if device.type != "cuda":
-        return torch.default_generator
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]

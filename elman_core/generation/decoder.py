@@ -28,7 +28,7 @@ from elman_core.model.graph import HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
-from .sampling import Sampling, choose, noise_for
+from .sampling import Noise, Sampling, choose, keys_of
 from .step import batched_step
 from .whole import Program, Run, by_name, program_for
 
@@ -49,7 +49,7 @@ class Decoder:
 
     Args:
         model: in evaluation mode. cache: its state after the prompt, one row for each sample. logits_BV: of the next byte.
-        seen_BV: bool, the bytes that have occurred; changed in place. how, generator: of the sampling.
+        seen_BV: bool, the bytes that have occurred; changed in place. how, seed: of the sampling.
         recorder: records the step; None runs it as it is.
         padding: rows of the cache behind those of the samples, computed beside them and dropped.
         program: of the model, which takes the place of its steps.
@@ -62,14 +62,14 @@ class Decoder:
         logits_BV: Tensor,
         seen_BV: Tensor,
         how: Sampling,
-        generator: torch.Generator,
+        seed: int,
         recorder: Recorder | None = None,
         padding: int = 0,
         program: Program | None = None,
     ) -> None:
-        self.model, self.how, self.generator, self.recorder = model, how, generator, recorder
+        self.model, self.how, self.recorder = model, how, recorder
         self.cache, self.padding = cache, padding
-        self.steps = 0
+        self.steps = self.drawn = 0
         self._replay: Callable[[], Tensor] | None = None
         self._states: list[State] = []  # where the graph reads and leaves the state: it keeps addresses, not tensors
         rows, device = len(logits_BV), logits_BV.device
@@ -78,7 +78,13 @@ class Decoder:
             self.next_B = torch.zeros(rows, dtype=torch.long, device=device)
             steps = 1 if recorder is None else recorder.burst
             self.results_RB = torch.zeros(steps, rows, dtype=torch.long, device=device)
-            self._choose(logits_BV, self.results_RB[0])
+            self._noise = None
+            if how.temperature:
+                self._noise = Noise(keys_of(seed, rows, device), seen_BV.shape[1])
+                self._waits_RBV = torch.empty(steps, *seen_BV.shape, device=device)
+            self._await()
+            self._choose(logits_BV, 0)
+            self.drawn = 1
             self._run = None if program is None else Run(program, by_name(cache.states), self.next_B)
             self._shown_T = torch.zeros(LAUNCHED, dtype=torch.long, device=device)
 
@@ -105,29 +111,31 @@ class Decoder:
         if self._run is not None:
             return self._launch(self._run, min(LAUNCHED, wanted))
         with torch.inference_mode(), self.recorder.work() if self.recorder is not None else nullcontext():
+            self._await()
             if self._replay is None and isinstance(self.recorder, CpuRecorder):
                 self._repeat(self.recorder)
             elif self._replay is None and self.recorder is not None and self.steps >= WARM:
                 self._record(self.recorder)
             self.steps += 1
             if self._replay is None:
-                self._step(self.cache, self.results_RB[0])
+                self._step(self.cache, 0)
+                self.drawn += 1
                 return self._fetched(1)
             self._replay()
+            self.drawn += len(self.results_RB)
             return self._fetched(min(len(self.results_RB), wanted))
 
     def _launch(self, run: Run, count: int) -> _Fetched:
-        """Draw `count` bytes of the one sample in a launch, from the random numbers of as many steps."""
+        """Draw `count` bytes of the one sample in a launch."""
         with torch.inference_mode():
-            like_1V = self.seen_BV.new_empty(self.seen_BV.shape, dtype=torch.float32)
-            noise = [noise_for(like_1V, self.how, self.generator) for _ in range(count)]
-            waits_TV = torch.cat([x for x in noise if x is not None]) if self.how.temperature else None
+            waits_TV = None if self._noise is None else self._noise.of(self.drawn, count)[:, 0]
+            self.drawn += count
             run.draw(self._shown_T[:count], waits_TV, self.seen_BV[0], **self.how.settings)
             return _Fetched(count, HostCopy.of(self._shown_T[:count, None]), self._shown_T.device)
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
-        recording = try_to_record(recorder, lambda: self._burst(states), [self.generator])
+        recording = try_to_record(recorder, lambda: self._burst(states))
         if isinstance(recording, RuntimeError):
             log.warning("elman: a step of decoding cannot be recorded, runs eager: %s", str(recording).splitlines()[0])
             self.recorder = None
@@ -136,7 +144,7 @@ class Decoder:
 
     def _repeat(self, recorder: CpuRecorder) -> None:
         """Go on with the model's program, which does not depend on this text, and a recorded draw."""
-        rows, shown_B = len(self.next_B), self.results_RB[0]
+        rows = len(self.next_B)
         if (step := batched_step(self.model, recorder, rows)) is None:
             self.recorder = None
             return
@@ -147,10 +155,10 @@ class Decoder:
         self.next_B = step.tokens_R1[:, 0]
 
         def drawn() -> Tensor:
-            self._choose(step.logits_RV, shown_B)
-            return shown_B
+            self._choose(step.logits_RV, 0)
+            return self.results_RB
 
-        draw = recorder.record(drawn, [self.generator])
+        draw = recorder.record(drawn)
 
         def both() -> Tensor:
             step.run(rows)
@@ -161,8 +169,8 @@ class Decoder:
     def _burst(self, states: list[State]) -> Tensor:
         """Run a burst of steps, from `states` and back to them: the work that is recorded."""
         cache = LadderCache.from_states(states)
-        for row_B in self.results_RB.unbind(0):
-            self._step(cache, row_B)
+        for place in range(len(self.results_RB)):
+            self._step(cache, place)
         olds, news = [], []
         for old, new in zip(states, cache.states, strict=True):
             for name, tensor in (new or {}).items():
@@ -172,14 +180,20 @@ class Decoder:
             torch._foreach_copy_(olds, news)
         return self.results_RB
 
-    def _step(self, cache: LadderCache | LadderStaticCache, row_B: Tensor) -> None:
-        """Feed the bytes drawn last, and draw the next."""
+    def _step(self, cache: LadderCache | LadderStaticCache, place: int) -> None:
+        """Feed the bytes drawn last, and draw the next, into this row of the results."""
         tokens_B = F.pad(self.next_B, (0, self.padding)) if self.padding else self.next_B
         out = self.model(input_ids=tokens_B[:, None], past_key_values=cache, use_cache=True)
-        self._choose(out.logits[: len(row_B), -1], row_B)
+        self._choose(out.logits[: len(self.next_B), -1], place)
 
-    def _choose(self, logits_BV: Tensor, row_B: Tensor) -> None:
-        choose(logits_BV, self.how, self.seen_BV, self.generator, self.next_B, row_B)
+    def _choose(self, logits_BV: Tensor, place: int) -> None:
+        waits_BV = None if self._noise is None else self._waits_RBV[place]
+        choose(logits_BV, self.how, self.seen_BV, waits_BV, self.next_B, self.results_RB[place])
+
+    def _await(self) -> None:
+        """Put the noise of the next draws where they read it."""
+        if self._noise is not None:
+            self._waits_RBV.copy_(self._noise.of(self.drawn, len(self._waits_RBV)))
 
     def _fetched(self, count: int) -> _Fetched:
         return _Fetched(count, HostCopy.of(self.results_RB[:count]), self.results_RB.device)
@@ -226,11 +240,11 @@ def decode(
     logits_BV: Tensor,
     seen_BV: Tensor,
     how: Sampling,
-    generator: torch.Generator,
+    seed: int,
     budget: int,
     padding: int = 0,
 ) -> Iterator[list[int]]:
     """The bytes of a `Decoder` with the recorder and the program that this model and this budget have."""
     recorder = recorder_for(model, budget)
     program = program_for(model, budget) if recorder is not None and len(logits_BV) == 1 else None
-    return Decoder(model, cache, logits_BV, seen_BV, how, generator, recorder, padding, program).bytes(budget)
+    return Decoder(model, cache, logits_BV, seen_BV, how, seed, recorder, padding, program).bytes(budget)

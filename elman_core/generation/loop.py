@@ -83,11 +83,7 @@ def _generate(
     seed: int | None,
 ) -> Iterator[list[int | None]]:
     device = model.device
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
+    seed = torch.Generator().seed() if seed is None else seed
     text = prompt or [model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E]
     seen_BV = torch.zeros(num, model.config.vocab_size, dtype=torch.bool, device=device)
     seen_BV[:, sorted(set(text))] = True
@@ -98,7 +94,7 @@ def _generate(
         if num + padding > 1:
             cache.batch_repeat_interleave(num + padding)
             logits_BV = logits_BV.expand(num, -1)
-        for row in decode(model, cache, logits_BV, seen_BV, how, generator, budget, padding):
+        for row in decode(model, cache, logits_BV, seen_BV, how, seed, budget, padding):
             ended = [was or byte in stop for was, byte in zip(ended, row, strict=True)]
             if all(ended):
                 return

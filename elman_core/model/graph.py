@@ -5,7 +5,7 @@ Training and generation both use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -66,29 +66,26 @@ class Recorder(Protocol):
     def work(self) -> AbstractContextManager[Any]:
         """Code run inside may be recorded later, or is being replayed."""
 
-    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Recording:
+    def record(self, run: Callable[[], Tensor]) -> Recording:
         """Record `run`; the result replays it and returns the same tensor object that `run` returned.
 
         Args:
             run: reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once
                 before, so that everything that is compiled or allocated once exists.
-            generators: random generators that `run` uses besides the device's default; they advance with every replay.
 
         Raises:
             RuntimeError: `run` did something that cannot be recorded.
         """
 
 
-def try_to_record(
-    recorder: Recorder, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
-) -> Recording | RuntimeError:
-    """`recorder.record(run, generators)`, or why it cannot be recorded.
+def try_to_record(recorder: Recorder, run: Callable[[], Tensor]) -> Recording | RuntimeError:
+    """`recorder.record(run)`, or why it cannot be recorded.
 
     Raises:
         RuntimeError: recording ran out of memory (`ran_out`), which does not mean that `run` cannot be recorded.
     """
     try:
-        return recorder.record(run, generators)
+        return recorder.record(run)
     except RuntimeError as error:
         if ran_out(error):
             raise
@@ -126,10 +123,8 @@ class CudaRecorder:
             yield
         before.wait_stream(self.stream)
 
-    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> CudaRecording:
+    def record(self, run: Callable[[], Tensor]) -> CudaRecording:
         graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
         # "thread_local": a thread that reads ahead may allocate and copy meanwhile.
         try:
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):

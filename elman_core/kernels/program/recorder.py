@@ -178,14 +178,13 @@ class CpuRecorder:
     def work(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def record(self, run: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Program:
+    def record(self, run: Callable[[], Tensor]) -> Program:
         """As `Recorder.record`: what `run` changes is as before afterwards.
 
         Raises:
             RuntimeError: it reads a value on the host, or multiplies what there is no instruction for.
             KernelError: an instruction does not compute what plain PyTorch does.
         """
-        states = [generator.get_state() for generator in generators]
         tape = _Checked(self.module)
         try:
             with row_by_row(), tape:
@@ -203,8 +202,6 @@ class CpuRecorder:
             return program
         finally:
             _put([whole for whole, _ in tape.before.values()], [values for _, values in tape.before.values()])
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
 
 
 def _put(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:

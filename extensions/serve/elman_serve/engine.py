@@ -24,6 +24,8 @@ from elman_core.extension import (
     DivergedError,
     Sampling,
     kept_scores,
+    keys_of,
+    noise,
     prefill_chunk,
     race,
     scaled_once,
@@ -264,11 +266,9 @@ class Engine(threading.Thread):
     def _prepare(self, reading: _Reading) -> None:
         """Random numbers, tokens that a penalty counts, and what is said of the prefix."""
         request = reading.request
-        request.generator = torch.Generator(self.model.device)
-        if request.seed is None:
-            request.generator.seed()
-        else:
-            request.generator.manual_seed(request.seed)
+        seed = torch.Generator().seed() if request.seed is None else request.seed
+        for text, key in zip(request.texts, keys_of(seed, request.count).tolist(), strict=True):
+            text.key = key
         if request.how.repetition_penalty != 1.0:
             seen_V = torch.zeros(len(self.language.texts), dtype=torch.bool, device=self.model.device)
             seen_V[sorted(set(request.prompt))] = True
@@ -283,23 +283,19 @@ class Engine(threading.Thread):
         """Draw the next token of every text."""
         logits_RV = logits_RV.float()
         tokens_R = torch.zeros(len(texts), dtype=torch.long, device=logits_RV.device)
-        noise: dict[int, Tensor] = {}
         alike: dict[Sampling, list[int]] = {}
         for row, text in enumerate(texts):
             alike.setdefault(text.request.how, []).append(row)
         for how, rows in alike.items():
-            waits: list[Tensor] = []
+            waits_RV = None
             if how.temperature:
-                for row in rows:  # the generator of a request serves all its texts, also those that have ended
-                    request = texts[row].request
-                    if id(request) not in noise:
-                        noise_nV = torch.empty(request.count, logits_RV.shape[-1], device=logits_RV.device)
-                        noise[id(request)] = noise_nV.exponential_(1, generator=request.generator)
-                    waits.append(noise[id(request)][texts[row].index])
+                told_R2 = torch.tensor([(texts[row].key, len(texts[row].tokens)) for row in rows])
+                keys_R, counts_R = told_R2.to(logits_RV.device).T
+                waits_RV = noise(keys_R, counts_R, logits_RV.shape[-1])
             seen = [texts[row].seen for row in rows]
             seen_RV = torch.stack(seen) if how.repetition_penalty != 1.0 else None  # type: ignore[arg-type]
             scores_RV = kept_scores(logits_RV[rows], seen_RV, **how.settings)
-            tokens_R[rows] = race(scores_RV, torch.stack(waits) if waits else None).argmax(-1)
+            tokens_R[rows] = race(scores_RV, waits_RV).argmax(-1)
         finite = logits_RV.isfinite().all(-1).tolist()
         for row, (text, token) in enumerate(zip(texts, tokens_R.tolist(), strict=True)):
             request = text.request

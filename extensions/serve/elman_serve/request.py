@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from elman_core.extension import ElmanError, Sampling
@@ -37,7 +36,7 @@ class Text:
     Attributes:
         tokens: drawn so far, the end excepted. starts: where each begins in `text`, in bytes. scores: of each, if asked for.
         text: UTF-8. shown: how many bytes of it no stop string can take back.
-        finish: "stop" or "length" when it is complete.
+        finish: "stop" or "length" when it is complete. key: of its noise.
     """
 
     request: Request
@@ -49,6 +48,7 @@ class Text:
     shown: int = 0
     finish: str | None = None
     seen: Tensor | None = None
+    key: int = 0
 
     def take(self, token: int, text: bytes) -> None:
         """Append a token that was drawn."""
@@ -103,7 +103,6 @@ class Request:
     def __post_init__(self) -> None:
         self.texts = [Text(self, index) for index in range(self.count)]
         self.arrived = time.monotonic()
-        self.generator: torch.Generator | None = None
 
     @property
     def done(self) -> bool:
