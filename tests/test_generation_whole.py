@@ -1,13 +1,17 @@
 """The program of a model, several bytes a launch, on emulated threads: against the model in float64, and within the loop."""
 
 import logging
+import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from decoding_helpers import ladder
 
 from elman_core.generation import Sampling, decoder, generate_bytes, loop, whole
+from elman_core.kernels import build, launch
+from elman_core.kernels.whole import native
 from elman_core.kernels.whole.native import Run
 from elman_core.model import LadderLM
 from elman_core.registry import KernelError, list_variants
@@ -132,6 +136,60 @@ def test_what_is_as_large_as_a_state_takes_no_memory(variant, monkeypatch):
     monkeypatch.setattr(whole, "_check", lambda *_: None)
     whole.made(model_of(variant, dim=512))
     assert len(fits) == 1
+
+
+def test_a_program_is_compiled_beside_the_first_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    build.build(launch.extension(), build.local_arch(launch.extension()))  # as whatever else runs on a GPU needs it
+    model, go, real = ladder("e42"), threading.Event(), build.build
+    write = Mock(side_effect=whole.write)
+    monkeypatch.setattr(whole, "write", write)
+    monkeypatch.setattr(build, "build", lambda *given: go.wait(60) and real(*given))
+    assert whole.made(model, wait=False) is whole.made(model, wait=False) is None
+    assert write.call_count == 1, "recorded again while it is compiled"
+    go.set()
+    for thread in native._compiling.values():
+        thread.join()
+    made = whole.made(model, wait=False, blocks=2)
+    assert made is not None
+    assert made is whole.made(model, wait=False)
+
+
+def test_what_cannot_be_compiled_beside_a_text_is_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "build", Mock(side_effect=KernelError("no compiler here")))
+    model = ladder("e42")
+    for _ in range(3):
+        assert whole.made(model, wait=False, blocks=2) is None
+        for thread in native._compiling.values():
+            thread.join()
+    assert caplog.messages == ["elman: this model is decoded step by step, not by one launch: no compiler here"]
+
+
+def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
+    monkeypatch.setattr(whole, "made", lambda _, wait: wait)
+
+    def asked(variant, budget, dim=64):
+        model = LadderLM(variant, dim=dim, depth=1 + variant.count("+"))
+        on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+        body = SimpleNamespace(embed_tokens=SimpleNamespace(weight=on_gpu), layers=model.model.layers)
+        return whole.program_for(
+            SimpleNamespace(model=body, config=model.config, modules=model.modules, parameters=model.parameters), budget
+        )
+
+    assert [asked("e88", whole.PAYS - n) for n in (0, 1)] == [False, None]
+    monkeypatch.setattr(whole, "DENSE", 250_000)
+    assert [asked("e42", whole.PAYS), asked("e42", whole.PAYS, 256), asked("e42+e88", whole.PAYS, 256)] == [
+        False,
+        None,
+        False,
+    ]
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    assert asked("e88", whole.PAYS) is True
+    monkeypatch.setenv("ELMAN_WHOLE", "off")
+    assert asked("e88", whole.PAYS) is None
+    monkeypatch.setenv("ELMAN_WHOLE", "on")
+    assert asked("e42", 64, 256) is True
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,63 +24,80 @@ from elman_core.kernels.decode.spec import DTYPES
 from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.runtime import mode
 from elman_core.kernels.verify import limit_of
-from elman_core.kernels.whole.native import Program, Run, State
+from elman_core.kernels.whole.native import Program, Run, State, compiling, extension
 from elman_core.kernels.whole.nodes import UnknownError, record
 from elman_core.kernels.whole.source import write
 from elman_core.model import LadderCache, LadderForCausalLM
 from elman_core.model.step_graph import is_watched
+from elman_core.nn import DenseMixer
 from elman_core.registry import KernelError
 
 log = logging.getLogger("elman_core")
 
-PAYS = 1024
-"""Bytes that pay for recording a model's program, which takes a second."""
+PAYS = 8192
+"""Bytes that pay for recording a model's program, which takes up to a second in each process."""
+
+DENSE = 32 << 20
+"""Bytes of weights of a dense recurrence from which on its recorded steps are as fast."""
 
 _CHECKED = 3  # steps of a new program that are compared with plain PyTorch
 _States = Sequence[Mapping[str, Tensor] | None]
 _Run = Callable[[Tensor, _States], tuple[Tensor, Any]]
-_known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, Program | None]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, Program | threading.Thread | None]] = WeakKeyDictionary()
 
 
 def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
-    """The program of a model on a GPU with its present weights, compiled and checked at its first use; None if ELMAN_WHOLE is
-    not "on", if it has none, or if it has not been made yet and so few bytes do not pay for it.
+    """The program of a model on a GPU with its present weights, checked at its first use.
+
+    None if it has none, and, unless ELMAN_WHOLE is "on", for texts that do not pay for it, for models whose recorded steps are
+    as fast, and while it is compiled beside the first long text.
 
     Raises:
         KernelError: with ELMAN_KERNELS=require, it cannot be compiled, or computes something else than plain PyTorch.
     """
-    if os.environ.get("ELMAN_WHOLE") != "on":  # until it is faster than the recorded steps
-        return None
-    weight = model.model.embed_tokens.weight
+    weight, way = model.model.embed_tokens.weight, os.environ.get("ELMAN_WHOLE", "auto")
     fits = weight.is_cuda and weight.dtype in DTYPES and model.config.vocab_size <= MOST_CLASSES
-    return made(model) if fits and not is_watched(model) and (budget >= PAYS or model in _known) else None
+    if way == "off" or not fits or is_watched(model) or (way != "on" and (budget < PAYS or not is_quicker(model))):
+        return None
+    return made(model, way == "on" or mode() == "require")
 
 
-def made(model: LadderForCausalLM, **how: Any) -> Program | None:
-    """`program_for` a model anywhere. how: of `Program` and of `write`, for tests."""
+def is_quicker(model: LadderForCausalLM) -> bool:
+    """Whether one launch writes a byte in less time than recorded steps, by what was measured (docs/lab/one-launch.md): a layer
+    with a dense recurrence is few launches, and of large ones both wait for the weights."""
+    dense = all(isinstance(block.mixer, DenseMixer) for block in model.model.layers)
+    return not dense or sum(p.nbytes for p in model.parameters()) < DENSE
+
+
+def made(model: LadderForCausalLM, wait: bool = True, **how: Any) -> Program | None:
+    """`program_for` a model anywhere. wait: until it is compiled. how: of `Program` and of `write`, for tests."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     key = [(name, x.data_ptr(), -1 if x.is_inference() else x._version) for name, x in tensors]
     if mode() == "off":
         return None
-    if model not in _known or _known[model][0] != key:
-        program = None
+    known, found = _known.get(model, (None, None))
+    if known != key or (isinstance(found, threading.Thread) and (wait or not found.is_alive())):
+        found = None
         try:
-            program = _make(model, dict(tensors), **how)
+            found = _make(model, dict(tensors), wait, **how)
         except (UnknownError, NotImplementedError) as unknown:  # the latter from a mixer that names a kernel
             _say(f"it has {unknown}")
         except KernelError as error:
             if mode() == "require":
                 raise
             _say(str(error))
-        _known[model] = key, program
-    return _known[model][1]
+        _known[model] = key, found
+    return None if isinstance(found, threading.Thread) else found
 
 
 def _say(why: str) -> None:
     log.warning("elman: this model is decoded step by step, not by one launch: %s", why)
 
 
-def _make(model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int | None = None, **limits: int) -> Program:
+def _make(
+    model: LadderForCausalLM, tensors: Mapping[str, Tensor], wait: bool, blocks: int | None = None, **limits: int
+) -> Program | threading.Thread:
+    """The program, or what compiles it."""
     like = model.model.embed_tokens.weight
     shared = 227 << 10
     if like.is_cuda:
@@ -116,7 +134,10 @@ def _make(model: LadderForCausalLM, tensors: Mapping[str, Tensor], blocks: int |
     with torch.inference_mode(False), torch.enable_grad(), forward_ad.dual_level():
         logits, changed = record(exact, states)
     source = write(logits, changed, like.element_size(), shared, **limits)
-    program = Program(source, like.device, like.dtype, placed, blocks)
+    module = extension(source.text, like.dtype, like.device)
+    if not wait and (thread := compiling(module)) is not None:
+        return thread
+    program = Program(source, module, like.device, placed, blocks)
     # It computes in float32, from weights that are rounded to the model's dtype where they are made from others.
     stored = all(torch.equal(w.to(like.dtype).to(w.dtype), w) for w in source.weights)
     dtype = torch.float32 if stored else like.dtype

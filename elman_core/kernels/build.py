@@ -11,6 +11,7 @@ under another name and then renamed, so a file with the final name is always com
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import importlib.machinery
@@ -22,8 +23,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -287,6 +289,23 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
             except OSError as error:
                 raise KernelError(f"cannot write {target}: {error.strerror or error}") from error
     return target
+
+
+def beside(work: Callable[[], object], what: str) -> threading.Thread:
+    """The thread that compiles something beside what runs; a process that ends before that waits for it, so that it happens
+    once."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    atexit.register(awaited, thread, what)
+    return thread
+
+
+def awaited(thread: threading.Thread, what: str) -> None:
+    """Wait for a thread of `beside`, and say why."""
+    if thread.is_alive():
+        log.warning("elman: compiling what %s, once on this machine (Ctrl-C: not now)", what)
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join()
 
 
 def _locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:

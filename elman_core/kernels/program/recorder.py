@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +20,6 @@ from .int8 import in_int8
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
 from .tape import Operation, Tape, memory, tensors
 
-_log = logging.getLogger("elman_core")
 FAMILY = Family(
     "program",
     {"C": "count", "I": "words"},
@@ -209,6 +205,7 @@ def _put(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         x.copy_(value)
 
 
+_BUILT = "decodes on this CPU several times as fast"
 _ready: list[Any] = []
 _building: list[threading.Thread] = []
 _one_at_a_time = threading.Lock()
@@ -233,9 +230,7 @@ def recorder_when_built(wait: bool = False) -> CpuRecorder | None:
         if not _ready and (mode() == "require" or is_built()):
             prepare()
         elif not _ready and not _building:
-            _building.append(threading.Thread(target=prepare, daemon=True))
-            _building[0].start()
-            atexit.register(_wait)
+            _building.append(build.beside(prepare, _BUILT))
     if wait:
         _wait()
     return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
@@ -247,10 +242,5 @@ def is_built() -> bool:
 
 
 def _wait() -> None:
-    """Say why a process that ends waits: it compiles what the next one need not."""
-    if _building and _building[0].is_alive():
-        _log.warning(
-            "elman: compiling what decodes on this CPU several times as fast, once on this machine (Ctrl-C: not now)"
-        )
-        with contextlib.suppress(KeyboardInterrupt):
-            _building[0].join()
+    for thread in _building:
+        build.awaited(thread, _BUILT)

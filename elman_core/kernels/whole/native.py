@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from elman_core.kernels import build, launch
 from elman_core.kernels.build import Extension
 from elman_core.kernels.dense.native import TIMEOUT_NS, error_word
 from elman_core.kernels.family import Family, Row
+from elman_core.registry.errors import KernelError
 from elman_core.storage import write_text
 
 from .source import Source, State
@@ -32,21 +35,39 @@ PROGRAM = Family(
 )  # fmt: skip
 
 
-def extension(text: str, dtype: torch.dtype) -> Extension:
-    """The module of a program's header, which is written to the cache of kernels."""
+_compiling: dict[str, threading.Thread] = {}
+
+
+def extension(text: str, dtype: torch.dtype, device: torch.device) -> Extension:
+    """The module of a program's header, which is written to the cache of kernels; an emulated one for the processor."""
     header = build.writable_cache() / "programs" / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.h"
     if not header.exists():
         header.parent.mkdir(parents=True, exist_ok=True)
         write_text(header, text)
-    return build.shipped(f"whole_{str(dtype).removeprefix('torch.')}", "whole_cuda.cu", header, DTYPE=dtype)
+    made = build.shipped(f"whole_{str(dtype).removeprefix('torch.')}", "whole_cuda.cu", header, DTYPE=dtype)
+    return build.emulated(made) if device.type == "cpu" else made
+
+
+def compiling(what: Extension) -> threading.Thread | None:
+    """The thread that compiles a module, started here; None once it is compiled, or cannot be."""
+
+    def work() -> None:
+        with contextlib.suppress(KernelError):  # which `Program` meets again
+            build.build(what, arch)
+
+    arch = build.local_arch(what)
+    if not build.find(what, arch) and (name := what.file_name(arch)) not in _compiling:
+        _compiling[name] = build.beside(work, "writes long texts of this model quicker")
+    thread = _compiling.get(what.file_name(arch))
+    return thread if thread is not None and thread.is_alive() else None
 
 
 class Program:
     """A model's program with its weights.
 
     Args:
-        source: of the program. device: a GPU, or the processor for an emulated one. dtype: of the weights.
-        placed: gives a recorded tensor in this dtype on this device, contiguous.
+        source: of the program. module: its extension. device: of the weights.
+        placed: gives a recorded tensor in the dtype of the weights on this device, contiguous.
         blocks: how many run together; None for one on each multiprocessor.
 
     Raises:
@@ -56,8 +77,8 @@ class Program:
     def __init__(
         self,
         source: Source,
+        module: Extension,
         device: torch.device,
-        dtype: torch.dtype,
         placed: Callable[[Tensor], Tensor],
         blocks: int | None = None,
     ) -> None:
@@ -73,7 +94,7 @@ class Program:
             "constants": constants.to(device), "blocks": self.blocks, "timeout_ns": TIMEOUT_NS,
         }  # fmt: skip
         with launch.on(self.fixed["table"]):
-            self.module = launch.opened(extension(source.text, dtype), PROGRAM, device.type == "cpu")
+            self.module = launch.opened(module, PROGRAM)
 
 
 class Run:
