@@ -137,11 +137,11 @@ def exact_logits(model: LadderForCausalLM, texts: Sequence[Sequence[int]]) -> Te
     """Of what follows each text in float64 and plain PyTorch, (B, V)."""
     exact = LadderLM(model.config).double().eval().to(model.device)
     exact.load_state_dict({name: x.double() for name, x in model.state_dict().items()})
-    ends = torch.tensor([len(text) - 1 for text in texts], device=model.device)
+    at = [(i, len(text) - 1) for i, text in enumerate(texts)]
     most = max(map(len, texts))
     tokens_BT = torch.tensor([[*text, *[0] * (most - len(text))] for text in texts], device=model.device)
     with torch.inference_mode(), mock.patch.dict(os.environ, ELMAN_KERNELS="off"):
-        return exact(tokens_BT).logits[torch.arange(len(texts)), ends]
+        return exact(tokens_BT).logits[*zip(*at, strict=True)]
 
 
 def drawn(logits_V: Tensor, case: Case, text: Sequence[int], waits_V: Tensor | None) -> int:
