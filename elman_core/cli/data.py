@@ -33,8 +33,8 @@ def info(
     facts: dict[str, object] = {
         "path": str(file),
         **data.fingerprint(),
-        "training_bytes": parts.training_bytes,
-        "heldout_bytes": parts.heldout_bytes,
+        f"training_{data.unit}": parts.training_bytes,
+        f"heldout_{data.unit}": parts.heldout_bytes,
         "heldout_share": round(parts.heldout_bytes / data.size, 4),
         "heldout_block": parts.block,
         "documents_in_first_16_MiB": int(texts[0]) + int((texts[1:] & ~texts[:-1]).sum()),
@@ -45,7 +45,7 @@ def info(
         facts |= {name: data.manifest[name] for name in names}
     if len(parts.heldout_runs):
         offsets, scored = heldout_offsets(parts, chunk_size)
-        facts |= {"evaluation_windows": len(offsets), "evaluation_window_bytes": scored}
+        facts |= {"evaluation_windows": len(offsets), f"evaluation_window_{data.unit}": scored}
     if json_:
         print(json.dumps(facts))
         return

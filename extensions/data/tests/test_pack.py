@@ -20,7 +20,7 @@ from elman_data.inputs import Unit, documents, find, units
 from train_helpers import losses, train_words
 
 from elman_core.cli import main
-from elman_core.data import PackedFile, open_file
+from elman_core.data import ByteFile, PackedFile, open_file
 from elman_core.registry import DataError
 
 TEXTS = [f"{'word ' * (i % 40)}é {i}" for i in range(600)]
@@ -200,6 +200,11 @@ def test_what_is_wrong_with_a_packed_file_is_one_line(tmp_path):
     assert "instead of" in wrong(good[:-9])
     assert "does not match" in wrong(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     assert "does not match: pack it again" in wrong(good[:-8] + bytes(8))
+    out.write_bytes(good[:-16] + good[-8:] + good[-8:])
+    digest = ByteFile(out, packed=True).fingerprint()["blake2b"]
+    damaged = {**json.loads(facts), "blake2b": digest}
+    damaged.pop("digest")
+    assert "damaged where it says how its documents end" in wrong(out.read_bytes(), json.dumps(damaged))
     assert "was changed after it was written" in wrong(about=facts.replace('"uint8"', '"uint16"'))
     assert "not JSON" in wrong(about=facts[:50])
     assert "copy out.json beside it" in wrong(about="")
