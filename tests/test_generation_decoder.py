@@ -113,7 +113,7 @@ def test_what_cannot_be_recorded_runs_on_as_it_is(recorded, caplog):
 def test_a_normalised_weight_is_scaled_once_in_a_generation_and_anew_in_the_next(monkeypatch):
     model = ladder("e42")
     real, scaled = SpectralNorm.compute, []
-    monkeypatch.setattr(SpectralNorm, "compute", lambda self, w: scaled.append(self) or real(self, w))
+    monkeypatch.setattr(SpectralNorm, "compute", lambda self, w, **how: scaled.append(self) or real(self, w, **how))
     first = list(generate_bytes(model, PROMPT, max_new_bytes=20, seed=3))
     assert len(scaled) == 2, "one for each layer"
     assert list(generate_bytes(model, PROMPT, max_new_bytes=20, seed=3)) == first
@@ -138,7 +138,7 @@ def test_generate_scales_once_too(cache, monkeypatch):
         patch.setattr("elman_core.model.modeling.scaled_once", nullcontext)
         plain = model.generate(tokens, **settings)
     real, scaled = SpectralNorm.compute, []
-    monkeypatch.setattr(SpectralNorm, "compute", lambda self, w: scaled.append(self) or real(self, w))
+    monkeypatch.setattr(SpectralNorm, "compute", lambda self, w, **how: scaled.append(self) or real(self, w, **how))
     assert torch.equal(model.generate(tokens, **settings), plain)
     assert len(scaled) == 2
     model(tokens)

@@ -133,6 +133,44 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
         assert any(not torch.equal(p, before[n]) for n, p in merged.named_parameters() if n in before)
 
 
+@pytest.mark.parametrize(("variant", "matrices"), [("e1", ["w_h"]), ("e42", ["w"]), ("e4", ["w_h.u", "w_h.v"])])
+@pytest.mark.parametrize("by", ["loop", "Trainer"])
+def test_adapters_of_a_normalised_matrix_compute_the_same_after_a_reload(variant, matrices, by, tmp_path):
+    """The base was trained, so its norms have vectors, found for the weights before its last step."""
+    peft = pytest.importorskip("peft")
+    data = [{"input_ids": list(TEXT[at : at + 24])} for at in range(8)]
+    tokens = torch.tensor([row["input_ids"] for row in data[:2]])
+    base = tiny(variant, dtype=torch.float32).train()
+    for p in (p for p in base.parameters() if not p.any()):
+        torch.nn.init.normal_(p, std=0.02)
+    hf_losses(base, tmp_path / "base", data, 2, learning_rate=3e-3)
+    base.save_pretrained(tmp_path / "base")
+    for index, kind in enumerate(({"target_modules": []}, {"target_modules": "all-linear"})):
+        if not index:
+            kind["target_parameters"] = [f"mixer.{name}" for name in matrices]
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        expected = base(tokens).logits
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **kind)).train()
+        if by == "Trainer":
+            hf_losses(adapted, tmp_path / "run", data, 2, learning_rate=0.02)
+        else:
+            optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.02)
+            for _ in range(4):
+                adapted(tokens, labels=tokens).loss.backward()
+                optimizer.step()
+        adapted.eval().save_pretrained(tmp_path / "adapter")
+        with torch.no_grad():
+            with adapted.disable_adapter():
+                torch.testing.assert_close(adapted(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+            before, expected = expected, adapted(tokens).logits
+            assert (expected - before).abs().max() > 0.1
+            loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+            torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+            adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+            merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+            torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_prompts_are_tuned_and_prefixes_of_keys_and_values_refused():
     peft = pytest.importorskip("peft")
     tokens, sizes = (

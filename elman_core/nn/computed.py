@@ -20,18 +20,18 @@ class ComputedWeight(nn.Module):
         self._holders = 0  # how many `scaled_once` are under way
         self._held: tuple[tuple[tuple[int, int], ...], Tensor] | None = None  # of which parameters, and the weight
 
-    def compute(self, *parameters: Tensor) -> Tensor:
+    def compute(self, *parameters: Tensor, **how: bool) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__}.compute")
 
-    def forward(self, *parameters: Tensor) -> Tensor:
+    def forward(self, *parameters: Tensor, **how: bool) -> Tensor:
         if not self._holders or self.training or torch.is_grad_enabled():
-            return self.compute(*parameters)
+            return self.compute(*parameters, **how)
         if torch.compiler.is_compiling():  # cannot look whether they are the same: inside `scaled_once` they are
-            return self.compute(*parameters) if self._held is None else self._held[1]
+            return self.compute(*parameters, **how) if self._held is None else self._held[1]
         # What was computed under inference mode has no version, and does not change.
         which = tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters)
         if self._held is None or self._held[0] != which:
-            self._held = (which, self.compute(*parameters))
+            self._held = (which, self.compute(*parameters, **how))
         return self._held[1]
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from elman_core.kernels import DenseKernel
 from elman_core.registry import State, option
@@ -72,8 +73,10 @@ class DenseMixer(WrapperMixer):
     def effective(self) -> Tensor:
         """The W of the recurrence, scaled to the requested largest singular value."""
         w = getattr(self, self.matrix)
+        own = w.u if isinstance(w, LowRank) else w  # or an adapter; one of a parameter is a parametrization
+        trained = isinstance(own, Tensor) and own.requires_grad and not is_parametrized(self, self.matrix)
         w = w(None) if isinstance(w, nn.Module) else w  # a LowRank, or an adapter around one
-        return w if self.spectral is None else self.spectral(w)
+        return w if self.spectral is None else self.spectral(w, trained=trained)
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
         """The cell's inputs beside u, (T, B, I) each: z of a `gated` wrapper unless overridden."""

@@ -24,7 +24,8 @@ class SpectralNorm(ComputedWeight):
     warm-started round of three iterations runs whenever the weight differs from that of the last round; in evaluation nothing
     changes. The comparison runs on the device without a branch: the buffer `seen` keeps a checksum of the weight's bits, an
     integer and therefore independent of the order of summation. So there is one round per optimizer step, and none for a second
-    micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run.
+    micro-batch, for the recomputation of activation checkpointing, after a reload or in a resumed run. Called with
+    `trained=False`, as where the weight is frozen, perhaps under an adapter, training changes nothing either.
 
     Args:
         width: rows of the weight. columns: equally many by default.
@@ -62,11 +63,11 @@ class SpectralNorm(ComputedWeight):
             full = _own(weight, compute_dtype(weight))
             self._store(*self._first(full), _checksum(weight))
 
-    def compute(self, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def compute(self, weight: Tensor, trained: bool = True) -> Tensor:  # type: ignore[override]
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
-            u, v = self._vectors(weight, full.detach())  # no_grad alone leaves a tangent
+            u, v = self._vectors(weight, full.detach(), self.training and trained)  # no_grad alone leaves a tangent
             sigma = (u * _times(full, v)).sum(-1)[..., None, None]
             scale = self.radius / (sigma.abs() + EPS)
             if self.clip:
@@ -74,22 +75,22 @@ class SpectralNorm(ComputedWeight):
             return (full * scale).to(weight.dtype)
 
     @torch.no_grad()
-    def _vectors(self, weight: Tensor, full: Tensor) -> tuple[Tensor, Tensor]:
+    def _vectors(self, weight: Tensor, full: Tensor, moving: bool) -> tuple[Tensor, Tensor]:
         """The vectors to use; new tensors, since autograd keeps them for the backward and a round overwrites the buffers."""
         u, v = _own(self.u, full.dtype), _own(self.v, full.dtype)
         if self._looks_started():
-            if not self.training:
+            if not moving:
                 return u, v
             next_u, next_v = self._iterate(full, u, ROUND)
         else:
             next_u, next_v = self._first(full)
-            if not self.training and not torch.compiler.is_compiling():
+            if not moving and not torch.compiler.is_compiling():
                 return next_u, next_v
         checksum = _checksum(weight)
         # Compiled code cannot look whether there are vectors, and makes no difference between the first round and others.
-        same = (checksum == self.seen).all() if self.training else self.seen.any()
+        same = (checksum == self.seen).all() if moving else self.seen.any()
         u, v = torch.where(same, u, next_u), torch.where(same, v, next_v)
-        if self.training:
+        if moving:
             self._store(u, v, checksum)
         return u, v
 
