@@ -169,8 +169,8 @@ def test_what_cannot_be_compiled_beside_a_text_is_said_once(tmp_path, monkeypatc
 def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
     monkeypatch.setattr(whole, "made", lambda _, wait: wait)
 
-    def asked(variant, budget, dim=64):
-        model = LadderLM(variant, dim=dim, depth=1 + variant.count("+"))
+    def asked(variant, budget, depth=1):
+        model = LadderLM(variant, dim=64, depth=depth)
         on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
         body = SimpleNamespace(embed_tokens=SimpleNamespace(weight=on_gpu), layers=model.model.layers)
         return whole.program_for(
@@ -178,18 +178,18 @@ def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
         )
 
     assert [asked("e88", whole.PAYS - n) for n in (0, 1)] == [False, None]
-    monkeypatch.setattr(whole, "DENSE", 250_000)
-    assert [asked("e42", whole.PAYS), asked("e42", whole.PAYS, 256), asked("e42+e88", whole.PAYS, 256)] == [
-        False,
-        None,
-        False,
-    ]
+    weights = sum(p.nbytes for p in LadderLM("e42", dim=64, depth=2).parameters())
+    for most, wanted in ((weights // 2 + 1, False), (weights // 2, None)):
+        with monkeypatch.context() as patched:
+            patched.setattr(whole, "HEAVY", most)
+            assert asked("e42", whole.PAYS, 2) is wanted
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     assert asked("e88", whole.PAYS) is True
     monkeypatch.setenv("ELMAN_WHOLE", "off")
     assert asked("e88", whole.PAYS) is None
     monkeypatch.setenv("ELMAN_WHOLE", "on")
-    assert asked("e42", 64, 256) is True
+    monkeypatch.setattr(whole, "HEAVY", 0)
+    assert asked("e88", 64) is True
 
 
 @pytest.mark.gpu

@@ -29,7 +29,6 @@ from elman_core.kernels.whole.nodes import UnknownError, record
 from elman_core.kernels.whole.source import write
 from elman_core.model import LadderCache, LadderForCausalLM
 from elman_core.model.step_graph import is_watched
-from elman_core.nn import DenseMixer
 from elman_core.registry import KernelError
 
 log = logging.getLogger("elman_core")
@@ -37,8 +36,8 @@ log = logging.getLogger("elman_core")
 PAYS = 8192
 """Bytes that pay for recording a model's program, which takes up to a second in each process."""
 
-DENSE = 32 << 20
-"""Bytes of weights of a dense recurrence from which on its recorded steps are as fast."""
+HEAVY = 8 << 20
+"""Bytes of weights for each layer from which on recorded steps are taken to be as fast."""
 
 _CHECKED = 3  # steps of a new program that are compared with plain PyTorch
 _States = Sequence[Mapping[str, Tensor] | None]
@@ -63,10 +62,9 @@ def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
 
 
 def is_quicker(model: LadderForCausalLM) -> bool:
-    """Whether one launch writes a byte in less time than recorded steps, by what was measured (docs/lab/one-launch.md): a layer
-    with a dense recurrence is few launches, and of large ones both wait for the weights."""
-    dense = all(isinstance(block.mixer, DenseMixer) for block in model.model.layers)
-    return not dense or sum(p.nbytes for p in model.parameters()) < DENSE
+    """Whether one launch writes a byte in less time than recorded steps: the launches of a layer, which it saves, take longer
+    than its weights (docs/lab/one-launch.md)."""
+    return sum(p.nbytes for p in model.parameters()) < HEAVY * len(model.model.layers)
 
 
 def made(model: LadderForCausalLM, wait: bool = True, **how: Any) -> Program | None:
