@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from .generation import Sampling
     from .generation.decoder import recorder_for
     from .generation.prefill import least_rows, prefill_chunk
-    from .generation.sampling import keys_of, noise
+    from .generation.sampling import choose, keys_of, noise
     from .generation.step import batched_step
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST
     from .kernels.program import CpuRecorder
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
+    from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep
     from .model.tokenizer import load_tokenizer, vocabulary_texts
     from .nn import scaled_once

@@ -1,7 +1,9 @@
-"""The decoding loop: a thread that writes the texts of all requests, one token of each a step.
+"""The decoding loop: a thread that writes the texts of all requests, in turns.
 
-Requests join and leave at any token. Prompts are read between the steps, several at once, in pieces. Every text is the one that
-`elman generate` writes for its prompt, settings and seed: it gets the same sums (see `least_rows`) and the same random numbers.
+Requests join and leave between turns. A turn is a step of all texts and a piece of the prompts that are being read, several at
+once; where none is, and all texts have the same plain settings, it is as many steps as take `TURN_SECONDS`, without the host
+between them. Every text is the one that `elman generate` writes for its prompt, settings and seed: it gets the same sums (see
+`least_rows`) and the same random numbers.
 
 Shapes: R rows of a draw, n texts of a request, V vocabulary.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -38,6 +40,10 @@ from .states import Prefixes, Rows, States, kind, read
 
 PIECES = 4
 """Of prompts, so many pieces' tokens are read at a time, while streams wait. More cost as much each, for memory that is new."""
+
+
+TURN_SECONDS = 0.01
+"""Of steps without the host between them: a new prompt waits for them, and so do streams."""
 
 
 @dataclass(eq=False)
@@ -89,6 +95,7 @@ class Engine(threading.Thread):
         self.model, self.ends, self.language, self.together = model, ends, language, together
         self.slots, self.most_waiting, self.notify = slots, queue, notify
         self.metrics, self.closing, self.step_seconds = Metrics(), False, 0.0
+        self._paced = False  # whether `step_seconds` tells how long the next steps take
         self.failure: Exception | None = None
         self.piece = prefill_chunk(model.device)
         self.prefixes = Prefixes(prefix_bytes, self.piece)
@@ -144,19 +151,55 @@ class Engine(threading.Thread):
             return bool(self._queue or self._reading or self._rows.live())
 
     def _turn(self) -> None:
-        """One step of every text, and pieces of prompts."""
+        """One step of every text, and pieces of prompts; or several steps."""
         touched = self._drop()
         rows = self._rows.live()
+        self._admit(self.slots - len(rows))
         texts = [text for text in self._rows.owners if text is not None]
+        joined: list[tuple[Text, States]] = []
+        how = None if self._reading else _plain(texts)
+        if how is not None:
+            self._write_on(texts, how)
+        else:
+            joined = self._step_and_read(rows, texts, touched)
+        self._paced = how is not None
+        for row in rows:
+            owner = self._rows.owners[row]
+            if owner is not None and (owner.finish or owner.request.error):
+                self._rows.free(row)
+        self._rows.join([(text, states) for text, states in joined if not (text.finish or text.request.error)])
+        self._count()
+        self.notify([request.changed for request in touched.union(text.request for text in texts)])
+
+    def _write_on(self, texts: list[Text], how: Sampling) -> None:
+        """Several tokens of every text; what comes behind the end of a text is dropped."""
+        began, owners = time.monotonic(), self._rows.owners
+        most = max(text.request.most - len(text.tokens) for text in texts)
+        steps = min(most, int(TURN_SECONDS / self.step_seconds)) if self._paced else 1
+        told = [(text.tokens[-1], text.key, len(text.tokens)) if text else (0, 0, 0) for text in owners]
+        drawn = self._rows.draw(told, how, max(1, steps))
+        for text, tokens in zip(owners, zip(*drawn, strict=True), strict=True):
+            if text is not None:
+                self._take(text, tokens)
+        self.step_seconds = (time.monotonic() - began) / len(drawn)
+        for _ in drawn:
+            self.metrics.step.observe(self.step_seconds)
+
+    def _step_and_read(self, rows: list[int], texts: list[Text], touched: set[Request]) -> list[tuple[Text, States]]:
+        """One token of every text and pieces of prompts; returns the texts of those that have been read whole, which are added.
+
+        Args:
+            rows: of the texts. touched: requests with something new are added.
+        """
         began = time.monotonic()
         if rows:
-            logits_PV = self._rows.step([text.tokens[-1] if text else 0 for text in self._rows.owners])
+            logits_PV = self._rows.step(torch.tensor([text.tokens[-1] if text else 0 for text in self._rows.owners]))
             parts = [logits_PV[rows] if len(rows) < len(logits_PV) else logits_PV]
             self.step_seconds = time.monotonic() - began
         else:
             parts = []
         joined: list[tuple[Text, States]] = []
-        for request, states, logits_1V in self._read(len(rows)):
+        for request, states, logits_1V in self._read():
             touched.add(request)
             if request.most:
                 joined += [(text, states) for text in request.texts]
@@ -166,13 +209,7 @@ class Engine(threading.Thread):
         if texts:
             self._draw(texts, torch.cat(parts))
             self.metrics.step.observe(time.monotonic() - began)
-        for row in rows:
-            owner = self._rows.owners[row]
-            if owner is not None and (owner.finish or owner.request.error):
-                self._rows.free(row)
-        self._rows.join([(text, states) for text, states in joined if not (text.finish or text.request.error)])
-        self._count()
-        self.notify([request.changed for request in touched.union(text.request for text in texts)])
+        return joined
 
     def _drop(self) -> set[Request]:
         """Give up requests whose client has gone or whose time is over; returns the latter."""
@@ -191,13 +228,8 @@ class Engine(threading.Thread):
                 self._rows.free(row)
         return late
 
-    def _read(self, live: int) -> list[tuple[Request, States, Tensor]]:
-        """Read pieces of the prompts that are next; those that have been read whole, with their states and logits.
-
-        Args:
-            live: slots in use.
-        """
-        self._admit(self.slots - live)
+    def _read(self) -> list[tuple[Request, States, Tensor]]:
+        """Read pieces of the prompts that are next; those that have been read whole, with their states and logits."""
         due = [reading for reading in self._reading if not reading.done]
         group = [reading for reading in due if self._kind(reading) == self._kind(due[0])]
         if group:
@@ -296,21 +328,28 @@ class Engine(threading.Thread):
             seen_RV = torch.stack(seen) if how.repetition_penalty != 1.0 else None  # type: ignore[arg-type]
             scores_RV = kept_scores(logits_RV[rows], seen_RV, **how.settings)
             tokens_R[rows] = race(scores_RV, waits_RV).argmax(-1)
-        finite = logits_RV.isfinite().all(-1).tolist()
-        for row, (text, token) in enumerate(zip(texts, tokens_R.tolist(), strict=True)):
-            request = text.request
-            if not finite[row]:
-                request.error = DivergedError("the model's logits are not finite: its weights have diverged")
-                continue
-            if token in self.ends:
-                text.end("stop")
-                continue
-            if request.tops is not None:
-                text.scores.append(_score(token, logits_RV[row].log_softmax(-1), request.tops))
-            if text.seen is not None:
+        shown_R = torch.where(logits_RV.isfinite().all(-1), tokens_R, -1)
+        for row, (text, token) in enumerate(zip(texts, shown_R.tolist(), strict=True)):
+            if text.request.tops is not None and token >= 0 and token not in self.ends:
+                text.scores.append(_score(token, logits_RV[row].log_softmax(-1), text.request.tops))
+            if text.seen is not None and token >= 0:
                 text.seen[token] = True
-            text.take(token, self.language.texts[token])
-        self.metrics.written.inc(len(texts))
+            self._take(text, [token])
+
+    def _take(self, text: Text, tokens: Sequence[int]) -> None:
+        """Append tokens that were drawn, up to the end of the text; -1 stands for logits that are not finite."""
+        taken = 0
+        for token in tokens:
+            taken += 1
+            if token < 0:
+                text.request.error = DivergedError("the model's logits are not finite: its weights have diverged")
+            elif token in self.ends:
+                text.end("stop")
+            else:
+                text.take(token, self.language.texts[token])
+            if text.finish or token < 0:
+                break
+        self.metrics.written.inc(taken)
 
     def _count(self) -> None:
         metrics = self.metrics
@@ -318,6 +357,13 @@ class Engine(threading.Thread):
         metrics.waiting.set(len(self._queue))
         metrics.prefixes.set(len(self.prefixes))
         metrics.prefix_bytes.set(self.prefixes.bytes)
+
+
+def _plain(texts: list[Text]) -> Sampling | None:
+    """The settings of all texts, if they are the same and nothing else is asked; else None."""
+    hows = {text.request.how for text in texts}
+    plain = len(hows) == 1 and all(text.request.tops is None and text.seen is None for text in texts)
+    return hows.pop() if plain else None
 
 
 def _score(token: int, logprobs_V: Tensor, tops: int) -> Score:

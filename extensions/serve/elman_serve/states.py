@@ -2,22 +2,40 @@
 
 A recurrent state has a constant size, so a slot is a row: nothing is paged, nothing fragments.
 
-Shapes: P rows, V vocabulary.
+Shapes: P rows, T steps, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from elman_core import LadderCache, LadderStaticCache, State
-from elman_core.extension import SHORTEST, CpuRecorder, GraphedStep, batched_step, least_rows, recorder_for
+from elman_core.extension import (
+    SHORTEST,
+    CpuRecorder,
+    GraphedStep,
+    HostCopy,
+    Recorder,
+    Sampling,
+    batched_step,
+    choose,
+    least_rows,
+    noise,
+    recorder_for,
+    try_to_record,
+)
+
+log = logging.getLogger("elman_core")
+GRAPHS = 4
+"""Of settings, so many are recorded at a time."""
 
 Owner = TypeVar("Owner")
 States = list[State]
@@ -33,7 +51,8 @@ class Rows(Generic[Owner]):
     """The batch. Rows without an owner are computed and not looked at.
 
     On a CPU there are as many rows as owners, whose step a program repeats in memory for `slots`; without a program, the next
-    multiple of `least_rows`. On a GPU there are always `slots`, in a static cache, so that a step is one CUDA graph.
+    multiple of `least_rows`. On a GPU there are always `slots`, in a static cache, so that a step is one CUDA graph,
+    and a few steps with their draws another.
 
     Attributes:
         owners: of each row, None for a free one.
@@ -43,13 +62,19 @@ class Rows(Generic[Owner]):
         self.model, self._step, self.unit = model, model, least_rows(model)
         self.owners: list[Owner | None] = []
         self._states: States = []
+        self._recorder: Recorder | None = None
+        self._recorded: dict[Sampling, Callable[[], Tensor] | None] = {}  # last used last; None: run once
+        self._told_3P = torch.zeros(3, 0, dtype=torch.long, device=model.device)
+        self._seen = torch.zeros(0, dtype=torch.bool, device=model.device)  # for a penalty, which no text has
         self._static: LadderStaticCache | None = None
         recorder = recorder_for(model)
         self._program = batched_step(model, recorder, slots) if isinstance(recorder, CpuRecorder) else None
         if self._program is not None:
             self.unit, self._states = 1, self._program.states
         elif recorder is not None and not isinstance(recorder, CpuRecorder):
-            self._step, self.unit = GraphedStep(model, recorder), slots
+            self._step, self.unit, self._recorder = GraphedStep(model, recorder), slots, recorder
+            self._told_3P = self._told_3P.new_zeros(3, slots)
+            self._drawn_TP = self._told_3P.new_zeros(recorder.burst, slots)
             self._static = LadderStaticCache(num_blocks=len(model.model.layers))
 
     def live(self) -> list[int]:
@@ -108,16 +133,80 @@ class Rows(Generic[Owner]):
                 if joining:
                     tensor[filled] = torch.cat([states[branch][name] for _, states in joining])
 
-    def step(self, tokens: list[int]) -> Tensor:
+    def step(self, tokens_P: Tensor) -> Tensor:
         """Feed one token to every row; the logits (P, V) of what follows, which the next step may overwrite."""
         if self._program is not None:
-            self._program.tokens_R1[: len(tokens), 0] = torch.tensor(tokens)
-            return self._program.run(len(tokens))
+            self._program.tokens_R1[: len(tokens_P), 0] = tokens_P
+            return self._program.run(len(tokens_P))
         cache = LadderCache.from_states(self._states) if self._static is None else self._static
-        tokens_P1 = torch.tensor(tokens, device=self.model.device)[:, None]
+        tokens_P1 = tokens_P.to(self.model.device)[:, None]
         logits_PV: Tensor = self._step(input_ids=tokens_P1, past_key_values=cache, use_cache=True).logits[:, -1]
         self._states = [state or {} for state in cache.states]
         return logits_PV
+
+    def draw(self, told: list[tuple[int, int, int]], how: Sampling, count: int) -> list[list[int]]:
+        """Feed a token to every row and draw the next, `count` times or somewhat more; -1 where logits are not finite.
+
+        Args:
+            told: of each row, its last token, the key of its noise and the number of the token to draw. how: without a penalty.
+        """
+        told_3P = torch.tensor(told).T.contiguous()
+        if self._recorder is not None:
+            self._told_3P.copy_(told_3P)
+            copies = [HostCopy.of(self._burst(how)) for _ in range(-(-count // self._recorder.burst))]
+            return [row for copy in copies for row in copy.read()]
+        drawn_TP = told_3P.new_empty(count, len(told))
+        block = max(1, (1 << 16) // (len(told) * self.model.config.vocab_size))  # of noise, which fits in a cache
+        for part_TP in drawn_TP.split(block):
+            self._draw(self.step, told_3P, how, part_TP)
+        return drawn_TP.tolist()
+
+    def _draw(self, step: Callable[[Tensor], Tensor], told_3P: Tensor, how: Sampling, drawn_TP: Tensor) -> Tensor:
+        """Fill `drawn_TP` by steps; `told_3P` is then that of the next."""
+        next_P, keys_P, numbers_P = told_3P
+        waits: Sequence[Tensor | None] = [None] * len(drawn_TP)
+        if how.temperature:
+            ahead_T1 = torch.arange(len(drawn_TP), device=keys_P.device)[:, None]
+            waits = noise(keys_P, numbers_P + ahead_T1, self.model.config.vocab_size).unbind(0)
+        for waits_PV, row_P in zip(waits, drawn_TP, strict=True):
+            choose(step(next_P), how, self._seen, waits_PV, next_P, row_P)
+        numbers_P += len(drawn_TP)
+        return drawn_TP
+
+    def _burst(self, how: Sampling) -> Tensor:
+        """Several steps on a GPU, as a graph from the second time on."""
+        recorder, static = self._recorder, self._static
+        assert recorder is not None
+        assert static is not None
+
+        def run() -> Tensor:
+            cache = LadderCache.from_states(self._states)
+
+            def step(tokens_P: Tensor) -> Tensor:
+                out = self.model(input_ids=tokens_P[:, None], past_key_values=cache, use_cache=True)
+                logits_PV: Tensor = out.logits[:, -1]
+                return logits_PV
+
+            self._draw(step, self._told_3P, how, self._drawn_TP)
+            for layer, state in zip(static.layers, cache.states, strict=True):
+                layer.set(state or {}, 0)
+            return self._drawn_TP
+
+        if how not in self._recorded:
+            self._recorded[how] = None
+            if len(self._recorded) > GRAPHS:
+                del self._recorded[next(iter(self._recorded))]
+            with recorder.work():
+                return run()
+        replay = self._recorded.pop(how)
+        if replay is None:
+            with recorder.work():
+                made = try_to_record(recorder, run)
+            if isinstance(made, RuntimeError):
+                log.warning("elman: steps of texts cannot be recorded, run eager: %s", str(made).splitlines()[0])
+            replay = run if isinstance(made, RuntimeError) else made
+        self._recorded[how] = replay
+        return replay()
 
 
 def kind(model: Any, length: int) -> int:
@@ -176,7 +265,7 @@ def independent(model: Any, slots: int) -> tuple[bool, bool]:
     def logits(chosen: range) -> Tensor:
         batch: Rows[int] = Rows(model, slots)
         batch.join([(row, begun[row % len(begun)]) for row in chosen])
-        return batch.step([text[row % 256] for row in chosen])
+        return batch.step(torch.tensor([text[row % 256] for row in chosen]))
 
     begun = [read(model, [each], [[]])[0][0] for each in texts[:4]]
     unit = Rows[int](model, slots).unit

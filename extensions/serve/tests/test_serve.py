@@ -39,7 +39,7 @@ from elman_serve.engine import Engine  # noqa: E402
 from elman_serve.language import Language  # noqa: E402
 from elman_serve.request import Request, Text  # noqa: E402
 from elman_serve.schema import Limits  # noqa: E402
-from elman_serve.states import Prefixes, independent  # noqa: E402
+from elman_serve.states import Prefixes, Rows, independent  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/serve.md"
 KEY = "secret-key"
@@ -131,6 +131,72 @@ def served():
         yield made
 
 
+def take(way, model, monkeypatch):
+    """Write texts by the program of a CPU, by steps that are recorded as on a GPU, or by plain PyTorch."""
+    recorder = None
+    if way == "program":
+        need_host_compiler()
+        recorder = recorder_for(model)
+    for module in ("elman_core.generation.decoder", "elman_serve.states"):
+        monkeypatch.setattr(f"{module}.recorder_for", lambda *_: recorder)
+    if way == "graph":
+        monkeypatch.setattr("elman_serve.states.recorder_for", lambda _: GraphRecorder())
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(0.9, 40, 0.8), Sampling(0.0)], ids=str)
+@pytest.mark.parametrize(
+    ("variant", "width", "way"), [("e42", 32, "program"), ("e42", 32, "graph"), ("e88", 16, "plain")]
+)
+def test_texts_of_equal_settings_are_written_several_tokens_a_turn(variant, width, way, how, monkeypatch):
+    """They begin at different times, end at a token or a length in the middle of a turn, and one is given up."""
+    model, real, steps = ladder(variant, dim=width), Rows.draw, []
+    take(way, model, monkeypatch)
+
+    def draw(rows, told, how, count):
+        steps.append(count)
+        return real(rows, told, how, max(count, 6))  # however slow this machine is
+
+    monkeypatch.setattr("elman_serve.engine.TURN_SECONDS", 0.2)
+    monkeypatch.setattr(Rows, "draw", draw)
+    ends = {30, 101} if how.temperature else {30}
+    with Served(model, slots=6) as served:
+        served.engine.ends = ends
+        asked = [Request(b"ab%d" % n, how, 37 * n % 90 + 1, threading.Event(), 1 + n % 2, seed=n) for n in range(8)]
+        gone = Request(b"gone", how, 10**6, threading.Event(), stops=(b"never there",))
+        for request in (gone, *asked):
+            served.engine.submit(request)
+            until(lambda request=request: request.texts[0].tokens or request.done)
+        gone.cancel()
+        until(lambda: all(request.done for request in asked))
+        until(lambda: served.metric("slots_used") == 0)
+        for request in asked:
+            alone = served.alone(request.prompt, request.most, request.count, request.seed, how, ends)
+            assert [text.tokens for text in request.texts] == alone
+            assert [text.finish for text in request.texts] == [
+                "length" if len(text) == request.most else "stop" for text in alone
+            ]
+    assert max(steps) > 1
+
+
+def test_a_model_that_fails_within_a_turn_is_told_behind_what_it_wrote():
+    model, count = ladder("e42"), torch.zeros(())
+
+    def fail(_module, _inputs, out):
+        count.add_(1)
+        return (out[0] + torch.where(count >= 40, torch.nan, 0.0), out[1])
+
+    expected = [row[0] for row in generate_tokens(model, b"abc", max_new_tokens=80, seed=2)]
+    model.model.norm.register_forward_hook(fail)
+    with Served(model, slots=1) as served:
+        served.engine.ends = set()
+        request = Request(b"abc", Sampling(), 80, threading.Event(), seed=2)
+        served.engine.submit(request)
+        until(lambda: request.done)
+        assert "not finite" in str(request.error)
+        assert request.texts[0].tokens == expected[:39]
+        until(lambda: served.metric("slots_used") == 0)
+
+
 @pytest.mark.parametrize(
     ("variant", "width", "way"),
     [("e42", 32, "program"), ("e88", 32, "graph"), ("e42", 16, "plain"), ("lstm", 32, "program")],
@@ -161,17 +227,10 @@ def test_64_clients_at_once_each_get_the_text_that_is_theirs_alone(variant, widt
             return await asyncio.gather(*each)
 
     model = ladder(variant, dim=width)
-    recorder = None
-    if way == "program":
-        need_host_compiler()
-        recorder = recorder_for(model)
-    for module in ("elman_core.generation.decoder", "elman_serve.states"):
-        monkeypatch.setattr(f"{module}.recorder_for", lambda *_: recorder)
+    take(way, model, monkeypatch)
     steps, together = independent(model, 24)
     assert steps
     assert together == (variant != "lstm")
-    if way == "graph":  # as on a GPU
-        monkeypatch.setattr("elman_serve.states.recorder_for", lambda _: GraphRecorder())
     with Served(model, slots=24, together=together) as served:
         answers = asyncio.run(ask_all(served.url))
         for body, answer in zip(asked, answers, strict=True):
