@@ -57,6 +57,14 @@ def test_the_bytes_of_tokens_are_those_of_the_text(name, made):
     assert (sizes[tokenizer.eos_token_id], texts[tokenizer.eos_token_id]) == (1, tokenizer.eos_token.encode())
 
 
+def test_a_text_of_bytes_is_not_held_out_for_tokens(made, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"bytes " * 1000)
+    for text, held in ((made / "text.bin", tmp_path / "bytes"), (tmp_path / "bytes", made / "text.bin")):
+        with pytest.raises(DataError, match="no tokens of the training text's tokenizer"):
+            open_text(settings(text, f"data.heldout_file={str(held)!r}"))
+    open_text(settings(made / "text.bin", f"data.heldout_file={str(made / 'text.bin')!r}"))
+
+
 def test_a_run_is_scored_in_bits_per_byte_and_carries_its_tokenizer(made, tmp_path, capsys):
     run, model = made / "run", load_checkpoint(made / "run")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint(run))
