@@ -139,6 +139,9 @@ def test_what_is_no_checkpoint_says_so(tmp_path):
     for path, message in ((tmp_path / "none", "there is no folder"), (tmp_path, "neither a checkpoint .* nor a run")):
         with pytest.raises(CheckpointError, match=message):
             load_checkpoint(path)
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(CheckpointError, match=r"is an adapter: save the model of its merge_and_unload\(\)"):
+        load_checkpoint(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="none was written yet"):
         load_checkpoint(tmp_path)

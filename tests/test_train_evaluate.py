@@ -114,7 +114,7 @@ def test_only_what_a_training_held_out_is_called_so(heldout, text, tmp_path, cap
         assert part(model, other, "--heldout", "0.1")[0] == "another text"
         if not heldout:
             assert main(["eval", str(tmp_path / model), "--data", str(text)]) == 2
-            assert "nothing is held out" in capsys.readouterr().err
+            assert "--all scores all of it, --heldout 0.1 a tenth" in capsys.readouterr().err
     assert part("again", text, "--heldout", "0.2")[0] == "unknown"
 
 

@@ -15,10 +15,12 @@ from train_helpers import checkpoint, manifest, metrics, settings
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from elman_core.cli import main
+from elman_core.data import Batch, Heldout
 from elman_core.model import byte_tokenizer
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.model.tokenizer import token_bytes, token_texts
 from elman_core.registry import ConfigError, DataError
+from elman_core.training.evaluate import in_tokens
 from elman_core.training.start import resume, start
 from elman_core.training.text import open_text
 
@@ -94,6 +96,15 @@ def test_a_run_is_scored_in_bits_per_byte_and_carries_its_tokenizer(made, tmp_pa
     assert other["bits_per_byte"] == pytest.approx(last["bits_per_byte"], rel=0.2)
     step = metrics(run)[-1]
     assert step["bits_per_byte"] == pytest.approx(step["loss"] / math.log(2) * about["tokens"] / about["bytes"])
+
+
+def test_a_text_that_says_the_end_of_a_document_goes_on(made):
+    tokenizer = AutoTokenizer.from_pretrained(made / "bpe")
+    text = np.frombuffer(f".before {tokenizer.eos_token} after\x1ethe next".encode(), np.uint8)
+    whole = Batch(text[None], np.zeros(1, np.int64), np.ones(1, bool))
+    ids = in_tokens(Heldout(1, len(text) - 1, lambda _: whole), tokenizer).read(np.zeros(1, np.int64)).tokens[0]
+    assert (ids == tokenizer.eos_token_id).sum() == 2, "before the first document and before the second"
+    assert tokenizer.decode(ids[1:]).startswith(f"before {tokenizer.eos_token} after")
 
 
 def test_an_export_has_tokenizer_and_chat_template_in_a_fresh_process(made, tmp_path):

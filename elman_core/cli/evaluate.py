@@ -66,7 +66,9 @@ def eval_(
     if not everything:  # what is wrong with these is said before torch is imported
         length = min((h.length for _, h in open_heldout(parts, held, fraction, window or 1, None)), default=0)
         if not length:
-            raise ConfigError(f"nothing is held out of {path}: give a text with --data FILE")
+            raise ConfigError(
+                f"nothing is held out of {path}: --all scores all of it, --heldout 0.1 a tenth, --data FILE another text"
+            )
         if window and length < window:
             raise ConfigError(f"--window {window}: held-out stretches have {length} bytes; give at most that, or --all")
 

@@ -99,6 +99,8 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         raise CheckpointError(f"there is no folder {str(path)!r}")
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
+            if (root / "adapter_config.json").exists():
+                raise CheckpointError(f"{root} is an adapter: save the model of its merge_and_unload()")
             raise CheckpointError(f"{root} is neither a checkpoint (no config.json) nor a run with one (none saved)")
         check_checkpoint(root)
         return root

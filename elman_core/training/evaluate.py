@@ -139,7 +139,7 @@ def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
         rows = []
         for window in heldout.read(numbers).tokens[:, 1:]:
             parts = window.tobytes().decode(errors="ignore").split(chr(SEPARATOR))
-            ids = tokenizer(parts, add_special_tokens=False, verbose=False).input_ids
+            ids = tokenizer(parts, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
             rows.append([eos, *(i for part in ids for i in [*part, eos])][:-1])
         tokens = np.full((len(rows), max(map(len, rows))), eos, dtype=np.uint32)
         counts = np.zeros(tokens.shape, dtype=bool)

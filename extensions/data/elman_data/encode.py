@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,15 @@ class Encoder:
             for document in documents:
                 yield self._bytes(self.pieces(document, name))
             return
-        batch: list[Sequence[Piece]] = []
-        for document in documents:
-            batch.append(self.pieces(document, name))
-            if len(batch) == BATCH:
+        for chat, some in groupby(documents, self._is_chat):
+            # A text that says <|endoftext|> does not end there; the template of a chat writes such tokens.
+            self.tokenizer.encode_special_tokens = not chat
+            pieces = (self.pieces(document, name) for document in some)
+            while batch := list(islice(pieces, BATCH)):
                 yield from self._ids(batch, name)
-                batch = []
-        yield from self._ids(batch, name)
+
+    def _is_chat(self, document: Document) -> bool:
+        return isinstance(document, dict) and self.how.field is None and not {"text", "completion"} & document.keys()
 
     def pieces(self, document: Document, name: str) -> Sequence[Piece]:
         """The parts of a document. Raises `DataError` for a record without a text."""

@@ -281,17 +281,40 @@ def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>"], initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator(TEXTS, trainer)
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(tmp_path / "tok")
-    path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS))
+    texts = [*TEXTS, "a text may say <end> and goes on"]
+    path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in texts))
     out = tmp_path / "packed" / "out"
     assert main(["data", "pack", str(path), "--out", str(out), "--tokenizer", str(tmp_path / "tok")]) == 0
     file = open_file(out)
     assert (file.dtype, Path(file.tokenizer["path"]), file.separator) == (np.uint16, out.with_name("tokenizer.json"), 0)
     ids = file.windows(np.zeros(1, np.int64), file.size)[0]
     ends = file.ends()
-    texts = [made.decode(ids[a : b - 1].tolist()) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    assert sorted(texts) == sorted(TEXTS)
-    assert file.manifest["bytes"] == sum(len(t.encode()) + 1 for t in TEXTS)
+    found = [made.decode(ids[a : b - 1].tolist()) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    assert sorted(found) == sorted(texts)
+    assert (ids == file.separator).sum() == len(texts)
+    assert file.manifest["bytes"] == sum(len(t.encode()) + 1 for t in texts)
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}<end>{% endfor %}")
+    chats = [
+        {"text": "say <end>"},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    ]
+    words = [
+        "--out",
+        str(tmp_path / "chat"),
+        "--template",
+        str(tmp_path / "t.jinja"),
+        "--tokenizer",
+        str(tmp_path / "tok"),
+    ]
+    assert main(["data", "pack", str(write_lines(tmp_path / "c.jsonl", chats)), *words]) == 0
+    packed = open_file(tmp_path / "chat")
+    ids = packed.windows(np.zeros(1, np.int64), packed.size)[0]
+    assert (ids == 0).sum() == 2 + 2, "the ends that the template writes, and those of documents"
     assert How(tokenizer="t", vocab_size=2**16 + 1).dtype == "uint32"
     assert main([*train_words(out, tmp_path / "run", "train.steps=2")]) == 0
