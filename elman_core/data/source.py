@@ -138,6 +138,11 @@ class Source(ABC):
         return "generated"
 
 
+def tokenizer_digest(data: Any) -> str | None:
+    """SHA-256 of the tokenizer of a source or a file; None for bytes and generated tokens."""
+    return (data.tokenizer or {}).get("sha256")
+
+
 class Mixture(Source):
     """Several sources of the same tokens. Each row of each batch comes from one of them, drawn with probability `weights`;
     where rows are streams, each source has the same rows in every batch.
@@ -152,7 +157,7 @@ class Mixture(Source):
     ) -> None:
         super().__init__(sources[0].length, rows, seed)
         self.sources, self.shares = sources, np.asarray(weights) / sum(weights)
-        kinds = [json.dumps(dict(s.tokenizer or {}).get("sha256")) for s in sources]
+        kinds = [json.dumps(tokenizer_digest(s)) for s in sources]
         if odd := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0):
             raise DataError(
                 f"the data are tokens of different tokenizers, {kinds[0]} and {kinds[odd]} (SHA-256; null: bytes): pack them "

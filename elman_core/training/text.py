@@ -23,6 +23,7 @@ from elman_core.data import (
     heldout_windows,
     open_file,
     split,
+    tokenizer_digest,
 )
 from elman_core.registry.errors import ConfigError, DataError, PluginError
 from elman_core.registry.extensions import extensions, known, load_extension
@@ -140,8 +141,7 @@ def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> 
     windows = sources[0] if len(sources) == 1 else Mixture(sources, weights, train.batch_size, train.seed, streams)
     if data.documents == "reset" and windows.separator is None:
         raise ConfigError("data.documents='reset' needs a token that ends documents, which these data do not have")
-    kinds = {dict(x.tokenizer or {}).get("sha256") for x in (windows, held.file if held else None) if x is not None}
-    if held and len(kinds) > 1:
+    if held and held.file and tokenizer_digest(held.file) != tokenizer_digest(windows):
         raise DataError(f"{held.value} has no tokens of the training text's tokenizer: pack both with the same one")
     text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings)), held)
     if expected is not None:

@@ -40,7 +40,6 @@ class Text:
     """
 
     request: Request
-    index: int
     tokens: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -101,7 +100,7 @@ class Request:
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.texts = [Text(self, index) for index in range(self.count)]
+        self.texts = [Text(self) for _ in range(self.count)]
         self.arrived = time.monotonic()
 
     @property

@@ -350,7 +350,7 @@ def test_a_model_of_tokens_answers_in_text_and_counts_tokens(tmp_path):
 
 def test_a_stop_string_is_never_shown_in_part():
     request = Request(b"a", Sampling(), 100, threading.Event(), stops=(b"aab", b"ac"))
-    text, shown = Text(request, 0), []
+    text, shown = Text(request), []
     for token, piece in enumerate((b"x", b"a", b"aa", b"ab!", b"?")):
         if text.finish is None:
             text.take(token, piece)
@@ -552,7 +552,7 @@ def test_prefixes_are_thrown_away_least_recently_used_first_by_bytes():
 
 
 def test_a_full_queue_and_a_late_text_are_refused():
-    with Served(start=False, queue=2, seconds=0.5) as served:
+    with Served(start=False, queue=2, seconds=0.05) as served:
         waiting = [threading.Thread(target=served.post, kwargs=OK) for _ in range(2)]
         for thread in waiting:
             thread.start()
