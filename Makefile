@@ -4,7 +4,7 @@ PYTHON ?= .venv/bin/python
 .DEFAULT_GOAL := help
 
 # Tests of the core that compile nothing, start no other rank and need no extension.
-QUICK = $(wildcard $(patsubst %,tests/test_%.py,layering recipes size storage data_* generation_* model_* nn_* registry_* \
+QUICK = $(wildcard $(patsubst %,tests/test_%.py,layering size storage data_* generation_* model_* nn_* registry_* \
 	train_evaluate train_hooks train_loop train_optim train_prefetch train_schedule_free train_settings train_step))
 PLUGINS = $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 
@@ -35,7 +35,7 @@ lint: .venv  ## style of Python and C++, spelling (`make lint FIX=1` rewrites)
 	$(PYTHON) -m ruff check $(if $(FIX),--fix) .
 	$(PYTHON) -m ruff format $(if $(FIX),,--check) .
 	$(PYTHON) -m codespell_lib
-	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' ':!elman_core/template' | xargs -r .venv/bin/clang-format $(if $(FIX),-i,--dry-run -Werror)
+	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' | xargs -r .venv/bin/clang-format $(if $(FIX),-i,--dry-run -Werror)
 
 types: .venv  ## static types
 	$(PYTHON) -m mypy

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, keys_of, noise
     from .generation.step import batched_step
+    from .kernels.build import build as build_kernel
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST
     from .kernels.program import CpuRecorder
+    from .kernels.toolchain import find_host_compiler, find_nvcc
+    from .kernels.verify import check_inputs, failures
+    from .kernels.verify import verify as verify_kernel
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.graph import HostCopy, Recorder, try_to_record
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
         DataError,
         DivergedError,
         ElmanError,
+        KernelError,
         OutOfMemoryError,
         PluginError,
         StorageError,
@@ -47,9 +52,10 @@ if TYPE_CHECKING:
         errors,
         how_to_install,
         parse_size,
+        plugins,
         resolve,
     )
-    from .registry.checks import ran_out
+    from .registry.checks import is_missing, one_line, ran_out
     from .registry.errors import printable
     from .registry.extensions import load_extension, packages
     from .size import TOLERANCE, count, parse_parameters, solve_width

@@ -112,6 +112,17 @@ def leave_installed(folder: Path) -> None:
     (facts / "entry_points.txt").write_text(f"[elman]\n{folder.name} = elman_{folder.name}\n")
 
 
+def run_contracts(folders: list[Path], which: str) -> None:
+    """The named tests of plugins, in one process in which they are installed."""
+    for folder in folders:
+        leave_installed(folder)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "ELMAN_STRICT": "1"}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-k", which]
+    tests += [str(f / "tests") for f in folders]
+    done = subprocess.run(tests, cwd=folders[0].parent, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,9 +2,9 @@
 
 Makes a source distribution of every package from the files that git knows, a wheel from each of them, and has twine check all.
 Then it installs the core alone into an empty environment, adds one plugin with no compiler on PATH, the other plugins, and the
-extension with suites. Variants train a step, save, load and generate; a trained model writes text, once from wheels and once
-from source distributions. If all of that works, the files are in FOLDER, which must not exist before. Takes about three
-minutes, most of it pip.
+extensions for authors and with suites. Variants train a step, save, load and generate; a trained model writes text, once from
+wheels and once from source distributions. If all of that works, the files are in FOLDER, which must not exist before. Takes
+about three minutes, most of it pip.
 """
 
 import os
@@ -128,12 +128,12 @@ def main(out: Path | None) -> None:
         )
 
         extensions = {f.name for f in (ROOT / "extensions").iterdir()}
-        bench = next(w for w in wheels if w.name.startswith("elman_bench-"))
+        authors, bench = (next(w for w in wheels if w.name.startswith(f"elman_{n}-")) for n in ("authors", "bench"))
         others = [w for w in wheels if w.name.split("-")[0].removeprefix("elman_") not in extensions]
         run(*offline, *(w for w in others if w not in (core, plugin)), cwd=work, **clean)
         said = run(python, "-m", "elman_core", "--help", cwd=work)
         assert "bench" not in said, said
-        run(*into, "-c", ROOT / "constraints.txt", bench, cwd=work)
+        run(*into, "-c", ROOT / "constraints.txt", authors, bench, cwd=work)
         print(run(python, "-m", "elman_core", "bench", cwd=work).strip(), "from the wheel of an extension")
         strict = {**clean, "ELMAN_STRICT": "1"}
         for variant in ("e1", "e88", "gru", "lstm"):

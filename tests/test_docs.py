@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from broken_plugins import leave_installed
+from elman_authors.scaffold import render
 
-from elman_core.cli._scaffold import render
 from elman_core.registry import hookspecs, installing, plugins
 
 ROOT = Path(__file__).parents[1]

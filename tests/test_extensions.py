@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 from broken_plugins import pip
+from elman_authors.checks import Plugin
 from train_helpers import losses, train_words
 
 from elman_core import extension
 from elman_core.cli import main
-from elman_core.cli._checks import Plugin
 from elman_core.registry import extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
@@ -108,6 +108,7 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
             "pip install ./extensions/wandb in a checkout of elman; without it: --set train.loggers=",
         ),
         (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
+        (["new", "e99"], "command 'new' is not installed: pip install ./extensions/authors in a checkout of elman"),
         (["benhc"], "No such command 'benhc'"),
     ):
         assert main(words) == 2

@@ -35,6 +35,7 @@ ONLY = {
     "pytest": ("elman_core/testing/",),
     "typer": (
         "elman_core/cli/",
+        "extensions/authors/elman_authors/cli/",
         "extensions/bench/elman_bench/cli/",
         "extensions/data/elman_data/cli/",
         "extensions/evals/elman_evals/command.py",
@@ -47,27 +48,26 @@ ONLY = {
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run/facts.py",  # the commit of the code, for the manifest
-        "elman_core/cli/",  # a plugin's own tests, for `elman check`
         "elman_core/testing/",  # another process that loads a checkpoint
+        "extensions/authors/elman_authors/checks.py",  # pip, and a plugin's own tests
         "extensions/bench/elman_bench/jobs/local.py",  # jobs
         "extensions/bench/elman_bench/jobs/child.py",  # the command of a job
         "extensions/bench/elman_bench/probe.py",  # a measurement may run out of memory: each has its own process
     ),
 }
 PRINTS = (
-    "elman_core/cli/", "extensions/bench/elman_bench/cli/", "extensions/data/elman_data/cli/",
-    "extensions/serve/elman_serve/cli/",
-    "extensions/tasks/elman_tasks/cli/",
+    "elman_core/cli/", "extensions/authors/elman_authors/cli/", "extensions/bench/elman_bench/cli/",
+    "extensions/data/elman_data/cli/", "extensions/serve/elman_serve/cli/", "extensions/tasks/elman_tasks/cli/",
 )  # fmt: skip
 PLUGIN_MAY_IMPORT = {"elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry", "elman_csrc"}
 EXTENSION_MAY_IMPORT = {"elman_core", "elman_core.extension"}  # and other extensions that it declares
 
 
 def sources(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(path in the repository, syntax tree) of every module below `folder` that is not a test or a template."""
+    """(path in the repository, syntax tree) of every module below `folder` that is not a test."""
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        if "/tests/" not in name and not name.startswith("elman_core/template/"):
+        if "/tests/" not in name:
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -154,8 +154,7 @@ def graph_of(folders: Iterable[Path]) -> dict[str, set[str]]:
     for folder in folders:
         root = folder.parent if (folder / "__init__.py").is_file() else folder
         for path in folder.rglob("*.py") if root != folder else folder.glob("*.py"):
-            if "template" not in path.parts:
-                files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
+            files[".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")] = path
     graph: dict[str, set[str]] = {}
     for name, path in files.items():
         found = graph.setdefault(name, set())

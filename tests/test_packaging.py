@@ -33,7 +33,11 @@ def pins() -> dict[str, str]:
 def test_the_default_requirements_are_packages_of_this_repository() -> None:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     folders = {Path(line.removeprefix("-e ")).as_posix() for line in lines if line.startswith("-e ")}
-    assert {".", "baselines", "csrc_common", "checkpoints", "extensions/bench"} < folders <= set(PACKAGES)
+    assert (
+        {".", "baselines", "csrc_common", "checkpoints", "extensions/authors", "extensions/bench"}
+        < folders
+        <= set(PACKAGES)
+    )
 
 
 @pytest.mark.parametrize("folder", PACKAGES)

@@ -25,12 +25,12 @@ from elman_core import __version__
 
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "inspect": ("doctor", "list_", "show"), "size": ("size",), "plugin": ("new", "check"), "data": ("group",),
+    "inspect": ("doctor", "list_", "show"), "size": ("size",), "data": ("group",),
     "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "kernels": ("build", "verify"),
     "generate": ("generate",), "export": ("export",),
 }  # fmt: skip
 
-# The sections of the help; commands of extensions come last.
+# The sections of the help; commands that none names come last.
 SECTIONS = {
     "Look": "list show size doctor", "Train": "data train resume eval demo", "Use a model": "generate export",
     "Write a variant": "new check build verify",
@@ -73,10 +73,12 @@ class _Commands(TyperGroup):
         """The commands by section, each with the first sentence of its help."""
         sections = {title: names.split() for title, names in SECTIONS.items()} if self.name == "elman" else {}
         named = [name for names in sections.values() for name in names]
-        sections["Extensions" if sections else "Commands"] = [n for n in self.list_commands(ctx) if n not in named]
-        width = max(map(len, self.list_commands(ctx)))
+        there = self.list_commands(ctx)
+        sections["Extensions" if sections else "Commands"] = [n for n in there if n not in named]
+        width = max(map(len, there))
         for title, names in sections.items():
-            rows = [(n.ljust(width), self.get_command(ctx, n).get_short_help_str(formatter.width)) for n in names]
+            shown = [(n.ljust(width), self.get_command(ctx, n)) for n in names if n in there]
+            rows = [(name, command.get_short_help_str(formatter.width)) for name, command in shown]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from broken_plugins import leave_installed
+from elman_authors.scaffold import render
 from elman_bench.suite.plan import Overrides
 from elman_tasks import suite as suites
 from elman_tasks.catalogue import find
@@ -18,7 +19,6 @@ from elman_tasks.score import accuracy, add, read
 from elman_tasks.source import TaskSource
 
 from elman_core.cli import main as elman
-from elman_core.cli._scaffold import render
 from elman_core.extension import CheckpointError, ConfigError
 
 TRAIN = ["--steps", "4", "--set", "train.batch_size=4", "--set", "train.eval_every=2", "--set", "train.save_every=2"]

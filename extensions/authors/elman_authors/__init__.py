@@ -1,0 +1,1 @@
+"""What an author of plugins and extensions uses: the commands `elman new` and `elman check`."""

@@ -1,0 +1,74 @@
+"""Writing plugins: `elman new`, `elman check`."""
+
+from __future__ import annotations
+
+import shlex
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from elman_authors.checks import Plugin, kernel_checks, tests_of
+from elman_authors.scaffold import equations, render
+from elman_core.extension import ConfigError, is_missing, packages, plugins, print
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
+    source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
+    skeleton: Annotated[
+        Literal["dense", "gates", "elementwise", "matrix", "reference"],
+        typer.Option(help="What runs over time; the limits of each: docs/how-to/variant.md."),
+    ] = "dense",
+    folder: Annotated[Path, typer.Option("--dir", help="Where; in a repository of plugins: plugins/.")] = Path(),
+) -> None:
+    """Write a plugin that passes its contract, for you to change."""
+    target, files = render(name, folder, source, skeleton)
+    print(f"{target}")
+    for file in files:
+        print(f"  {file}")
+    whose = f"the equation of {source}" if source else "the equation"
+    print(f"\n{whose} is in\n" + "\n".join(f"  {place}" for place in equations(target, files)))
+    where = shlex.quote(str(target))
+    print(f"\npip install -e {where}{' pytest' if is_missing('pytest') else ''}\nelman check {where}")
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of a plugin or an extension.")] = Path(),
+    tests: Annotated[bool, typer.Option(help="Run its kernels on an emulated GPU and its own tests, too.")] = True,
+) -> None:
+    """Check a plugin or an extension. Files, names, imports and wheel, then kernels on an emulated GPU, and its own tests."""
+    plugin = Plugin(folder)
+    count = wrong = 0
+
+    def say(what: str, problem: str | None) -> None:
+        nonlocal count, wrong
+        mark = "-   " if problem is None else "FAIL" if problem else "ok  "
+        print(f"  {mark}  {what}" + (f": {problem}" if problem else ""), flush=True)
+        count, wrong = count + 1, wrong + bool(problem)
+
+    for what, problem in plugin.checks():
+        say(what, problem)
+    if tests:
+        name, loaded = plugin.project.get("name"), plugins()
+        for broken in loaded.broken:
+            if broken.package == name:
+                raise ConfigError(f"{broken}; its tests run when it can be imported")
+        install = f"pip install -e {shlex.quote(str(folder))}"
+        if plugin.package not in packages():
+            raise ConfigError(f"{name} is not installed, so its tests cannot run: {install}")
+        used = Path(import_module(plugin.package).__file__ or "").parent
+        if used.resolve() != (folder / plugin.package).resolve():
+            raise ConfigError(
+                f"{name} is installed from {used.parent}, and its kernels there would be checked: {install}"
+            )
+        for entry in loaded.installed.values():
+            for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
+                say(*each)
+        code, said = tests_of(folder)
+        say("its own tests" if code else f"its own tests: {said}", said if code else "")
+    else:
+        say("kernels on an emulated GPU and its own tests: not checked: --no-tests", None)
+    if wrong:
+        raise ConfigError(f"{wrong} of {count} checks failed for {folder}")

@@ -1,0 +1,76 @@
+"""`elman check` finds on a CPU what only a GPU would run, and says where to look."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from elman_authors.checks import kernel_checks
+from linear_cells import CELLS, DELTANET, Made
+
+from elman_core.cli import main
+from elman_core.kernels import Case, toolchain
+from elman_core.kernels.spec import Inputs
+from elman_core.registry import KernelError
+from elman_core.testing.kernel import need_host_compiler
+
+ON_A_GPU = """const T b = x.c[0] * d.write;
+#if defined(__CUDA_ARCH__)
+    return {b, {b}, {d.write * (x.in[0] - x.r)}};
+#else
+    return {-b, {b}, {d.write * (x.in[0] - x.r)}};
+#endif"""
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "says"),
+    [
+        ("right", DELTANET, ""),
+        ("wrong_sign", replace(DELTANET, back=ON_A_GPU), "__CUDA_ARCH__ in line 16 of wrong_sign_cell.h"),
+        (  # the decay is also in what is written
+            "wrong_flag",
+            replace(CELLS["gated_deltanet"], flags="squashes = !Linear, scalar_keep = true"),
+            "the header says scalar_keep, and g.c[0] is not d.keep",
+        ),
+    ],
+)
+def test_a_gpu_alone_would_go_wrong(
+    name: str, cell: Made, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_host_compiler()
+
+    def no_nvcc() -> Path:
+        raise KernelError("no nvcc")
+
+    monkeypatch.setattr(toolchain, "find_nvcc", no_nvcc)
+    finite, (_, problem), (what, unchecked) = kernel_checks([cell.kernel(name, tmp_path).spec()])
+    assert finite == (f"{name} is finite on the inputs of a GPU's grid", "")
+    assert (what, unchecked) == (f"{name} for a GPU: not compiled: no nvcc", None)
+    assert problem is not None
+    assert says in problem
+    assert bool(problem) == bool(says)
+
+
+def test_a_recurrence_that_explodes_on_long_rows_of_a_gpu_alone_is_found_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler() -> Path:
+        raise KernelError("no compiler")
+
+    def draw(case: Case, generator: torch.Generator) -> Inputs:
+        made = spec.make_inputs(case, generator)
+        far = {n: 30 * x for n in ("k", "packed") if (x := made.get(n)) is not None}
+        return made | far if case.sizes["T"] > 100 else made
+
+    for name in ("find_host_compiler", "find_nvcc"):
+        monkeypatch.setattr(toolchain, name, no_compiler)
+    spec = DELTANET.kernel("grows", tmp_path).spec()
+    (_, problem), *_ = kernel_checks([replace(spec, make_inputs=draw)])
+    assert re.match(r"B=\d+ T=(512|2049) .*: inputs unsuitable: .* adjust=", problem or "")
+
+
+def test_what_is_not_checked_without_tests_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(Path(__file__).parents[3] / "plugins/e33"), "--no-tests"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "  -     kernels on an emulated GPU and its own tests: not checked: --no-tests"
