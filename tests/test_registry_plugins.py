@@ -92,11 +92,15 @@ def test_an_error_of_a_mixer_is_one_line_that_names_the_plugin(shelf: Shelf) -> 
 
 
 def test_a_broken_plugin_is_listed(shelf: Shelf) -> None:
-    rows = {r["name"]: r for r in json.loads(shelf.run("elman list --json", "good", "importerror").stdout)}
-    assert (rows["good"]["state"], rows["importerror"]["state"]) == ("ok", "broken")
+    three = "good", "importerror", "mute"
+    rows = {r["name"]: r for r in json.loads(shelf.run("elman list --json", *three).stdout)}
+    assert [rows[name]["state"] for name in three] == ["ok", "broken", "broken"]
     assert rows["importerror"]["package"] == "elman-importerror==1.2.3"
-    text = shelf.run("elman list", "good", "importerror", COLUMNS="200").stdout
+    text = shelf.run("elman list", *three, COLUMNS="200").stdout
     assert "RuntimeError: first line second line" in text
+    told = " ".join(shelf.run("elman doctor", *three, COLUMNS="200").stdout.split())
+    assert "elman-mute broken 1.2.3: Mute" in told
+    assert "good broken TypeError: Mixer() takes no arguments" in told
 
 
 @pytest.mark.parametrize("name", ["importerror", "argument"])

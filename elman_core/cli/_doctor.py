@@ -114,13 +114,14 @@ def _decoding() -> list[Row]:
 
 def _plugins() -> list[Row]:
     from elman_core.registry import how_to_install, plugins
+    from elman_core.registry.checks import one_line
 
     loaded = plugins()
     rows = [
         _row(o.package, "ok", f"{o.version}: {', '.join(v.name for v in o.variants)}") for o in loaded.owners.values()
     ]
     rows += [
-        _row(b.package, "broken", f"{b.version}: {type(b.error).__name__}: {' '.join(str(b.error).split())}",
+        _row(b.package, "broken", f"{b.version}: {one_line(b.error)}",
              f"{how_to_install(b.package)} again, or leave it out: pip uninstall {b.package}")
         for b in loaded.broken
     ]  # fmt: skip
@@ -144,7 +145,7 @@ def _extensions() -> list[Row]:
 
 def _variants() -> list[Row]:
     from elman_core.registry import plugins
-    from elman_core.registry.checks import is_missing
+    from elman_core.registry.checks import is_missing, one_line
 
     loaded = plugins()
     rows = []
@@ -153,7 +154,11 @@ def _variants() -> list[Row]:
             rows.append(_row(name, "needs", ", ".join(entry.needs), f"pip install {' '.join(entry.needs)}"))
             continue
         faster = entry.variant.installs(is_missing)
-        is_ = f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}"
+        try:
+            is_ = f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}"
+        except Exception as error:  # of its mixer
+            rows.append(_row(name, "broken", one_line(error), f"pip uninstall {entry.package}, or mend its mixer"))
+            continue
         rows.append(_row(name, "ok", is_, f"{'; '.join(faster)} (faster on a GPU)" if faster else ""))
     rows += [
         _row(name, "twice", "defined by " + " and ".join(i.package for i in both), f"ELMAN_PLUGINS={both[0].package}")

@@ -106,6 +106,7 @@ def _installation() -> list[str]:
 
 def _loaded() -> list[dict[str, Any]]:
     from elman_core.registry import how_to_install, plugins
+    from elman_core.registry.checks import one_line
 
     loaded = plugins()
     rows: list[dict[str, Any]] = [
@@ -123,7 +124,7 @@ def _loaded() -> list[dict[str, Any]]:
         ]  # fmt: skip
     rows += [
         {"name": b.entry_point, "package": f"{b.package}=={b.version}", "state": "broken", "presets": [],
-         "summary": f"{type(b.error).__name__}: {' '.join(str(b.error).split())}"}
+         "summary": one_line(b.error)}
         for b in loaded.broken
     ]  # fmt: skip
     rows += [
