@@ -16,12 +16,16 @@ import io
 import logging
 import os
 import sys
+import traceback
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from elman_core import __version__
+from elman_core.registry import ElmanError, extensions
+from elman_core.registry.checks import one_line, ran_out
+from elman_core.registry.errors import printable
 
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -60,9 +64,8 @@ class _Commands(TyperGroup):
 
     @functools.cached_property
     def extensions(self) -> dict[str, Any]:
-        from elman_core.registry.extensions import extensions
-
-        named = {n.removeprefix(self.before): p for n, p in extensions("commands").items() if n.startswith(self.before)}
+        every, before = extensions.extensions("commands").items(), self.before
+        named = {name.removeprefix(before): points for name, points in every if name.startswith(before)}
         return {name: points for name, points in named.items() if "." not in name}
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -84,12 +87,10 @@ class _Commands(TyperGroup):
                     formatter.write_dl(rows)
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        from elman_core.registry.extensions import known
-
         if (own := super().get_command(ctx, name)) is not None:
             return own
         points, whole = self.extensions.get(name, []), self.before + name
-        return Extension(name, points, whole) if points or whole in known("commands") else None
+        return Extension(name, points, whole) if points or whole in extensions.known("commands") else None
 
 
 class Extension(TyperCommand):
@@ -100,18 +101,14 @@ class Extension(TyperCommand):
         self.points, self.whole = points, whole
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        from elman_core.registry.extensions import summary
-
-        self.help = summary(self.points[0])
+        self.help = extensions.summary(self.points[0])
         return super().get_short_help_str(limit)
 
     def load(self) -> Any:
         """The command itself. Raises as `load_extension`."""
-        from elman_core.registry.extensions import load_extension
-
         assert self.name is not None
         app = _new_app()
-        _add(app, load_extension("commands", self.whole), self.name)
+        _add(app, extensions.load_extension("commands", self.whole), self.name)
         return typer.main.get_command(app).commands[self.name]  # type: ignore[attr-defined]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -215,8 +212,6 @@ def _ready_to_print() -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        from elman_core.registry.errors import printable
-
         return printable(super().format(record), "" if record.name == "elman_core" else "\n\t")
 
 
@@ -224,14 +219,9 @@ def _unexpected(error: BaseException) -> int:
     """Say in one line what no command foresees, and whose fault it is; returns the exit code."""
     if os.environ.get("ELMAN_TRACEBACK", "0") not in ("", "0"):
         raise error
-    import traceback
-
-    from elman_core.registry.checks import one_line
-    from elman_core.registry.extensions import packages
-
     trace = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in trace]
-    owners = {module: dist.name for module, dist in packages().items()}
+    owners = {module: dist.name for module, dist in extensions.packages().items()}
     whose = next((f"plugin {owners[name]}" for name in reversed(names) if name in owners), "")
     last = max((i for i, name in enumerate(names) if name == "elman_core" or name in owners), default=-1)
     where = f" in {trace[last].f_code.co_filename}, {trace[last].f_code.co_name}" if trace else ""
@@ -241,9 +231,6 @@ def _unexpected(error: BaseException) -> int:
 
 def _foreseen(error: BaseException) -> tuple[int, str] | None:
     """The exit code and the message of an error that commands may raise; None for any other."""
-    from elman_core.registry.checks import ran_out
-    from elman_core.registry.errors import ElmanError
-
     if isinstance(error, ElmanError):
         return error.exit_code, str(error)
     if ran_out(error):
@@ -256,8 +243,6 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
 
 
 def _say(message: str) -> None:
-    from elman_core.registry.errors import printable
-
     shown = printable(message)
     print(f"elman: {shown if len(shown) <= LONGEST else shown[:LONGEST] + ' …'}", file=sys.stderr)
 

@@ -6,8 +6,14 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import elman_core
+from elman_core.registry import ElmanError, how_to_install, plugins
+from elman_core.registry.checks import is_missing, one_line
+from elman_core.registry.extensions import KINDS, extensions
 
 if TYPE_CHECKING:
     from elman_core.kernels.spec import KernelSpec
@@ -27,8 +33,6 @@ def _row(what: str, state: str, is_: str, fix: str = "") -> Row:
 
 def _machine() -> list[Row]:
     import torch
-
-    import elman_core
 
     threads = torch.get_num_threads()
     rows = [
@@ -54,8 +58,6 @@ def _machine() -> list[Row]:
 
 
 def _package_row(package: str) -> Row:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return _row(package, "ok", version(package))
     except PackageNotFoundError:
@@ -86,7 +88,6 @@ def _driver() -> str:
 
 def _kernels() -> list[Row]:
     from elman_core.kernels import build, runtime, toolchain
-    from elman_core.registry import ElmanError
 
     rows = []
     finders = {"nvcc": toolchain.find_nvcc, "C++ compiler": toolchain.find_host_compiler}
@@ -113,8 +114,6 @@ def _decoding() -> list[Row]:
 
 
 def _plugins() -> list[Row]:
-    from elman_core.registry import how_to_install, plugins
-    from elman_core.registry.checks import one_line
 
     loaded = plugins()
     rows = [
@@ -132,8 +131,6 @@ def _plugins() -> list[Row]:
 
 
 def _extensions() -> list[Row]:
-    from elman_core.registry.extensions import KINDS, extensions
-
     rows = []
     for kind in KINDS:
         for name, points in extensions(kind).items():
@@ -144,8 +141,6 @@ def _extensions() -> list[Row]:
 
 
 def _variants() -> list[Row]:
-    from elman_core.registry import plugins
-    from elman_core.registry.checks import is_missing, one_line
 
     loaded = plugins()
     rows = []

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from elman_core.registry.errors import printable
+
 
 def print(*values: object, **how: Any) -> None:
     """As the built-in function, but no name that it prints controls the terminal: see `printable`."""
-    from elman_core.registry.errors import printable
-
     builtins.print(*(printable(str(value), "\n\t") for value in values), **how)
 
 
@@ -25,8 +25,6 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int
 
     The last column wraps at the width of the terminal. A last cell with too little room there stands below its row.
     """
-    from elman_core.registry.errors import printable
-
     cells = [[printable(cell) for cell in r] for r in ([header] if header else []) + list(rows)]
     if not cells:
         return ""

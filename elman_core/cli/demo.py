@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from elman_core.registry import PluginError, list_variants, resolve
+
 from ._text import free_folder, print
 
 PRESET = "demo"
@@ -77,8 +79,6 @@ def choose_variant(asked: str | None = None) -> str:
     Raises:
         PluginError: none is installed, or not the requested one.
     """
-    from elman_core.registry import PluginError, list_variants, resolve
-
     if asked is not None:
         entry = resolve(asked)
         return asked if ":" in asked or PRESET not in entry.variant.presets else f"{entry.variant.name}:{PRESET}"

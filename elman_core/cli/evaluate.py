@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from elman_core.registry import CheckpointError, ConfigError, DataError, DivergedError, check_value
+from elman_core.storage import read_json
 
 from ._text import print
 
@@ -34,11 +39,7 @@ def eval_(
     Each held-out window starts from the initial state, as in training. With --all, the file is cut into ROWS parts that are
     read side by side with a carried state: each byte but the first is predicted from all bytes before it in its part.
     """
-    import json
-    import math
-
     from elman_core.data import combined
-    from elman_core.registry import ConfigError, DataError, DivergedError
     from elman_core.training.settings import DataSettings
     from elman_core.training.text import open_heldout, open_parts
 
@@ -137,8 +138,6 @@ def how_evaluated(path: Path) -> dict[str, Any]:
 
     Checkpoints of older versions have no `text`, exports no `path`. Raises `CheckpointError` if a manifest is damaged.
     """
-    from elman_core.registry import CheckpointError, ConfigError, check_value
-    from elman_core.storage import read_json
     from elman_core.training.run.folder import MANIFEST, read_manifest
     from elman_core.training.settings import from_dict
 

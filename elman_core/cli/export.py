@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from elman_core.registry import ConfigError, DivergedError
+from elman_core.storage import read_bytes, write_folder, write_json
+
 from ._text import print
 from .evaluate import EXPORTED, how_evaluated
 from .kernels import DTYPES
@@ -33,8 +36,6 @@ def export(
     from elman_core.model import no_progress_bars
     from elman_core.model.card import set_licence
     from elman_core.model.checkpoint import find_checkpoint, load_checkpoint
-    from elman_core.registry import ConfigError, DivergedError
-    from elman_core.storage import read_bytes, write_folder, write_json
 
     said = ""
 

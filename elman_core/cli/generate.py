@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from elman_core.registry import ConfigError, DataError
+from elman_core.registry.errors import printable
+from elman_core.storage import read_bytes
+
 from ._text import print
 from .export import Precision
 from .kernels import DTYPES
@@ -100,7 +104,6 @@ def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, se
 
     from elman_core.generation import round_to_int8
     from elman_core.model.checkpoint import load_checkpoint
-    from elman_core.registry import ConfigError
     from elman_core.training.precision import pick_device
 
     chosen = pick_device(device)
@@ -118,7 +121,6 @@ def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, se
 def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any]:
     """The prompt as tokens, the text of each token, and the tokenizer, None for bytes."""
     from elman_core.model.tokenizer import load_tokenizer, vocabulary_texts
-    from elman_core.registry import DataError
 
     vocab = ladder.config.vocab_size
     if vocab == 256:
@@ -142,8 +144,6 @@ def _storage(asked: Storage | None, device: Any) -> str | None:
 
 def _writer() -> Callable[[bytes], None]:
     """Return a function that writes bytes: as they are into a pipe or a file, as harmless text on a terminal."""
-    from elman_core.registry.errors import printable
-
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     raw = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
 
@@ -158,9 +158,6 @@ def _writer() -> Callable[[bytes], None]:
 
 
 def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
-    from elman_core.registry import ConfigError, DataError
-    from elman_core.storage import read_bytes
-
     if source not in (None, "-"):
         raise ConfigError(f"unexpected {source!r}: give a prompt with -p TEXT, -f FILE, or - for standard input")
     if sum(x is not None for x in (source, prompt, file)) > 1:
@@ -178,8 +175,6 @@ def _prompt(source: str | None, prompt: str | None, file: Path | None) -> bytes:
 
 def _stops(text: str, tokenizer: Any) -> set[int]:
     """The token, or without a tokenizer the byte, that `--stop` names."""
-    from elman_core.registry import ConfigError
-
     if text.lower() == "none":
         return set()
     if tokenizer is not None:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import typing
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+import elman_core
+from elman_core.registry import ElmanError, how_to_install, parse_size, plugins
+from elman_core.registry.checks import is_missing, one_line
+from elman_core.registry.plugins import GROUP, entry_points
+from elman_core.registry.variant import is_of, range_text, type_name
+from elman_core.storage import read_json, write_json
 
 from ._text import columns, dump, print, table
 
@@ -58,13 +71,7 @@ def list_(json: Json = False) -> None:
 
 def _listed() -> list[dict[str, Any]]:
     """The rows of `elman list`. Plugins import torch: while their files are the same, the rows come from the kernels' cache."""
-    import contextlib
-
     from elman_core.kernels.build import writable_cache
-    from elman_core.registry import ElmanError
-    from elman_core.registry.checks import is_missing
-    from elman_core.registry.variant import is_of
-    from elman_core.storage import read_json, write_json
 
     rows, key = None, _installation()
     with contextlib.suppress(ElmanError, OSError):  # without a cache every call loads the plugins
@@ -86,12 +93,6 @@ def _listed() -> list[dict[str, Any]]:
 
 def _installation() -> list[str]:
     """What decides which variants there are: the packages of plugins with their versions, and when their files were changed."""
-    import os
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    import elman_core
-    from elman_core.registry.plugins import GROUP, entry_points
 
     found = [elman_core.__version__, os.environ.get("ELMAN_PLUGINS", "all")]
     for point in entry_points(GROUP):
@@ -105,9 +106,6 @@ def _installation() -> list[str]:
 
 
 def _loaded() -> list[dict[str, Any]]:
-    from elman_core.registry import how_to_install, plugins
-    from elman_core.registry.checks import one_line
-
     loaded = plugins()
     rows: list[dict[str, Any]] = [
         {"name": name, "package": i.requirement, "state": "ok", "summary": i.variant.summary,
@@ -143,7 +141,6 @@ def show(
 ) -> None:
     """Show a variant. Its equation, options with ranges, parameters and published figures; of a pattern, each variant in it."""
     from elman_core.nn.layers import resolve_pattern
-    from elman_core.registry import parse_size
     from elman_core.size import count
 
     from ._text import wrapped
@@ -197,10 +194,6 @@ def _spelled(target: Any, variant: Variant | None = None) -> str:
 
 
 def _facts(resolved: Resolved, width: int) -> dict[str, Any]:
-    import dataclasses
-    import typing
-
-    from elman_core.registry.variant import range_text, type_name
     from elman_core.size import count
 
     variant = resolved.variant

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from elman_core.registry import ConfigError, KernelError, get_variant, list_variants
 
 from ._text import dump, print, table
 
@@ -42,7 +45,6 @@ def build(
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
-    from elman_core.registry import KernelError, list_variants
 
     widths, dtypes = _widths(width), _dtypes(dtype)
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
@@ -77,7 +79,6 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     from elman_core.kernels import dispatch
     from elman_core.model import LadderConfig, LadderForCausalLM
     from elman_core.model.checkpoint import find_checkpoint
-    from elman_core.registry import ConfigError
     from elman_core.training.plan import build_model
 
     from .train import read_settings
@@ -122,7 +123,6 @@ def verify(
 
     from elman_core.kernels import verify_cache
     from elman_core.kernels.verify import verify as run
-    from elman_core.registry import ConfigError, KernelError
 
     if not names and not all_:
         raise ConfigError("name a variant, or type `elman verify --all`")
@@ -170,7 +170,6 @@ def _wrong(report: Report) -> str:
 def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
     """The back ends of a kernel that this machine can run: its GPU's, or plain PyTorch's and those of the C++ compiler."""
     from elman_core.kernels import toolchain
-    from elman_core.registry import KernelError
 
     if here == "cuda" and "cuda" in spec.targets:
         return ["cuda"]
@@ -192,8 +191,6 @@ def _specs(names: list[str], target: str | None, shared: bool = False) -> list[K
         target: a back end; None for kernels of any.
         shared: whether those that belong to no variant are taken along.
     """
-    from elman_core.registry import ConfigError, KernelError, get_variant, list_variants
-
     variants = {name: entry.variant for name, entry in list_variants().items()}
     common = _shared()
     installed = {s.name: s for s in (*(s for v in variants.values() for s in v.kernels), *common)}
@@ -234,8 +231,6 @@ def _shared() -> tuple[KernelSpec, ...]:
 def _dtypes(text: str) -> list[Any]:
     import torch
 
-    from elman_core.registry import ConfigError
-
     for word in _words(text):
         if word not in DTYPES:
             raise ConfigError(f"no dtype {word!r}; use {', '.join(DTYPES)}")
@@ -243,7 +238,6 @@ def _dtypes(text: str) -> list[Any]:
 
 
 def _widths(text: str) -> list[int]:
-    from elman_core.registry import ConfigError
 
     if wrong := [word for word in _words(text) if not word.isdigit()]:
         raise ConfigError(f"--width takes numbers with commas, not {wrong[0]!r}")
@@ -288,7 +282,5 @@ def _cells(row: Row) -> list[str]:
 
 
 def _as_dict(report: Report) -> dict[str, Any]:
-    from dataclasses import asdict
-
     rows = [{**asdict(row), "ratio": row.ratio, "passed": row.passed} for row in report.rows]
     return {**asdict(report), "passed": report.passed, "rows": rows}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elman_core.registry import ConfigError, parse_size
+
 from ._text import print
 
 if TYPE_CHECKING:
@@ -104,8 +106,6 @@ def on_gpus(count: int | None) -> None:
         return
     import torch
 
-    from elman_core.registry import ConfigError
-
     if count > torch.cuda.device_count():
         raise ConfigError(f"--gpus {count}: this machine has {torch.cuda.device_count()} GPUs; see elman doctor")
     launcher = ["torch.distributed.run", "--standalone", "--local-addr", "localhost", "--nproc-per-node", str(count)]
@@ -131,7 +131,6 @@ def read_settings(
     Raises:
         ConfigError: unknown or contradicting settings, a recipe that cannot be read.
     """
-    from elman_core.registry import ConfigError, parse_size
     from elman_core.training.recipes import find_recipe
     from elman_core.training.settings import apply_sets, from_dict, put, read_recipe, steps_for_tokens
 
