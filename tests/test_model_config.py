@@ -144,6 +144,13 @@ def test_ladder_lm_is_a_constructor_over_the_causal_model():
     assert names == set(LadderForCausalLM(model.config).state_dict())
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_its_own_starts_no_wider_than_one_over_the_root_of_its_inputs(tied):
+    model = LadderLM(variant="toy", dim=64, depth=1, initializer_range=1.0, tie_word_embeddings=tied)
+    assert 0.9 < model.model.embed_tokens.weight.std() < 1.1
+    assert 0.9 < model.lm_head.weight.std() * (1 if tied else 8) < 1.1
+
+
 def test_ladder_lm_needs_exactly_one_of_variant_and_level():
     for given in ({}, {"variant": "toy", "level": 901}):
         with pytest.raises(ConfigError, match="needs a variant, or a published level"):

@@ -72,7 +72,7 @@ class LadderConfig(PreTrainedConfig):
         mlp_ratio: a SwiGLU of this width / D follows each layer as a separate branch; the width is rounded up to a
             multiple of 64. 0: none.
         norm_eps: epsilon of every RMS norm of the backbone.
-        initializer_range: standard deviation of the embedding.
+        initializer_range: standard deviation of the embedding, and of a head of its own, but there at most 1/sqrt(D).
         tie_word_embeddings: the output head is the embedding.
         use_cache: return the recurrent state.
         max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state

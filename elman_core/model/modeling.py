@@ -32,6 +32,15 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """As the base; an untied head starts no wider than 1/sqrt(D), so that logits start at about 1 for any embedding."""
+        config = self.config
+        if module is self.lm_head and not config.tie_word_embeddings:
+            nn.init.normal_(module.weight, std=min(config.initializer_range, config.hidden_size**-0.5))
+        else:
+            super()._init_weights(module)
+
     def _get_name(self) -> str:  # by which Trainer decides whether to shift labels, so that of subclasses is the same
         return "LadderForCausalLM"
 

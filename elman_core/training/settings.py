@@ -35,7 +35,9 @@ class ModelSettings:
     num_hidden_layers: int = option(6, "depth L", ge=1)
     mlp_ratio: float = option(0.0, "width / D of a SwiGLU after each layer; 0: none", ge=0, le=16)
     norm_eps: float = option(1e-5, "epsilon of the backbone's norms", gt=0)
-    initializer_range: float = option(0.02, "standard deviation of the embedding", gt=0)
+    initializer_range: float = option(
+        0.02, "standard deviation of the embedding, of an untied head at most dim^-1/2", gt=0
+    )
     tie_word_embeddings: bool = option(True, "the head is the embedding")
 
 
