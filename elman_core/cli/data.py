@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import typer
@@ -19,8 +20,6 @@ def info(
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Show size, fingerprint, first documents and held-out split of FILE. Reads at most 16 MiB and some samples."""
-    import json
-
     import numpy as np
 
     from elman_core.data import PackedFile, TrainingWindows, heldout_offsets, open_file, split

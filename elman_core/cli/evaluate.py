@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -30,7 +30,7 @@ def eval_(
     ),
     heldout: float | None = typer.Option(None, help="Fraction held out; by default as in the run, or 0.01."),
     rows: int = typer.Option(16, min=1, help="Windows (or, with --all, parts of the file) side by side."),
-    precision: str = typer.Option("fp32", help="fp32 or bf16."),
+    precision: Literal["fp32", "bf16"] = typer.Option("fp32", help="What the model computes in."),
     device: str = typer.Option("auto", help="auto, cpu, cuda, cuda:1."),
     json_: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -48,8 +48,6 @@ def eval_(
     path = str(data) if data else asked.get("path") if read else None
     if path is None:
         raise DataError(f"{model} is not a run, its text is unknown: correct the path, or give a text with --data FILE")
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"--precision takes fp32 or bf16, not {precision!r}")
     other = asked.get("heldout_file", "") if data is None and heldout is None and not everything else ""
     parts, held = open_parts(DataSettings(path=path, heldout_file=other))
     size = window or asked.get("chunk_size") or 1

@@ -12,16 +12,15 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from elman_core.registry import CheckpointError, ConfigError, DataError
 from elman_core.registry.checks import one_line
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SEPARATOR, PAD = 0x1E, 0xFF
 PAD_NAME = "\ufdd0"
@@ -33,9 +32,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
     For bulk data use `text.encode()`, which is a hundred times faster and gives the same ids.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     names = _printable_names()
     of_pad = names[PAD]
     names[SEPARATOR], names[PAD] = chr(SEPARATOR), PAD_NAME
@@ -60,8 +56,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer beside the weights of a model that was loaded; a `CheckpointError` if none loads."""
-    from transformers import AutoTokenizer
-
     place = Path(str(model.name_or_path))
     if place.is_dir() and not any(place.glob("*token*")):
         raise CheckpointError(
@@ -83,8 +77,6 @@ def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTra
     Raises:
         DataError: it is missing, does not load, or is another than the one of this digest.
     """
-    from transformers import AutoTokenizer
-
     place = Path(path)
     if not place.is_file():
         raise DataError(f"there is no tokenizer {place}: put the one that made these tokens there, or pack again")

@@ -18,6 +18,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+import elman_core
 from elman_core.registry import ConfigError
 
 from .harness import Harness, Options, assert_close, stir_
@@ -35,10 +36,8 @@ def _elsewhere() -> ProcessPoolExecutor:
 
 def _logits_of(folder: str, tokens: list[list[int]]) -> bytes:
     """The logits of the model in `folder`, as the bytes of a safetensors file."""
-    from elman_core.model import LadderForCausalLM
-
     torch.set_num_threads(1)
-    model = LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model = elman_core.LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
     with torch.no_grad():
         return save({"logits": model(torch.tensor(tokens)).logits})
 
@@ -46,13 +45,11 @@ def _logits_of(folder: str, tokens: list[list[int]]) -> bytes:
 class ModelContract(Harness):
     def build(self, opts: Options, dtype: torch.dtype = torch.float32, *, seed: int = 1, **config: Any) -> Any:
         """A tiny `LadderForCausalLM` of this variant, in evaluation mode, off its initial values."""
-        from elman_core.model import LadderConfig, LadderForCausalLM
-
         torch.manual_seed(seed)
-        settings = LadderConfig(
+        settings = elman_core.LadderConfig(
             variant=self.variant, options=dict(opts), hidden_size=self.dim, num_hidden_layers=LAYERS, **config
         )
-        model = LadderForCausalLM(settings)
+        model = elman_core.LadderForCausalLM(settings)
         stir_(model)
         with torch.no_grad():
             model.train()(self.tokens())  # what follows the weights in training follows them
@@ -91,8 +88,6 @@ class ModelContract(Harness):
 
     def test_a_checkpoint_computes_the_same_bit_for_bit(self, tmp_path: Path) -> None:
         """Saved, loaded here and in another process: the same logits, in 32 and in 16 bits."""
-        from elman_core.model import LadderForCausalLM
-
         expected: dict[str, Tensor] = {}
         for i, opts in enumerate(self.options):
             for dtype in (torch.float32, torch.bfloat16):
@@ -101,9 +96,9 @@ class ModelContract(Harness):
                 folder = str(tmp_path / f"{i}-{dtype.itemsize}")
                 model.eval().save_pretrained(folder)
                 if dtype != torch.float32:
-                    model = LadderForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+                    model = elman_core.LadderForCausalLM.from_pretrained(folder, dtype=dtype).eval()
                     model.save_pretrained(folder)
-                loaded = LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
+                loaded = elman_core.LadderForCausalLM.from_pretrained(folder, dtype="auto").eval()
                 with torch.no_grad():
                     expected[folder] = model(self.tokens()).logits
                     assert torch.equal(loaded(self.tokens()).logits, expected[folder]), f"{opts} in {dtype}"
@@ -114,12 +109,10 @@ class ModelContract(Harness):
 
     def test_training_does_not_depend_on_a_reload(self, opts: Options, tmp_path: Path) -> None:
         """The loss and every gradient in training mode are the same bit for bit after save and load."""
-        from elman_core.model import LadderForCausalLM
-
         model = self.build(opts).train()
         model(self.tokens())
         model.save_pretrained(tmp_path)
-        loaded = LadderForCausalLM.from_pretrained(tmp_path).train()
+        loaded = elman_core.LadderForCausalLM.from_pretrained(tmp_path).train()
         for one in (model, loaded):
             one(self.tokens(), labels=self.tokens()).loss.backward()
         for (name, p), q in zip(model.named_parameters(), loaded.parameters(), strict=True):
@@ -128,8 +121,6 @@ class ModelContract(Harness):
 
     def test_one_missing_tensor_reinitialises_only_itself(self, tmp_path: Path) -> None:
         """Every parameter of a layer's mixer that a set of options has, once."""
-        from elman_core.model import LadderForCausalLM
-
         tried: set[str] = set()
         for opts in self.options:
             model = self.build(opts)
@@ -140,7 +131,7 @@ class ModelContract(Harness):
             first = {n for n in whole if ".mixer." in n and n.startswith("model.layers.0.") and n in parameters}
             for gone in sorted(first - tried):
                 save_file({n: t for n, t in whole.items() if n != gone}, file, metadata={"format": "pt"})
-                loaded = dict(LadderForCausalLM.from_pretrained(tmp_path).named_parameters())
+                loaded = dict(elman_core.LadderForCausalLM.from_pretrained(tmp_path).named_parameters())
                 for name, p in parameters.items():
                     if name == gone:
                         assert torch.isfinite(loaded[name]).all(), f"{name} was missing and is now garbage"

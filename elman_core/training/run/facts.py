@@ -6,10 +6,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from elman_core import __version__
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -58,10 +61,6 @@ def memory_in_use(device: torch.device) -> int:
 
 def versions(requirements: Mapping[str, str]) -> dict[str, str]:
     """Versions of the core, the plugins and the libraries that compute. `requirements`: by variant, `name==version`."""
-    from importlib import metadata
-
-    from elman_core import __version__
-
     names = ("torch", "transformers", "safetensors", "numpy", "schedulefree")
     libraries = {name: metadata.version(name) for name in names}
     return {"elman-core": __version__, **dict(r.split("==", 1) for r in requirements.values()), **libraries}
