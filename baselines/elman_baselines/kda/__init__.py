@@ -29,7 +29,7 @@ def kda_variant() -> Variant:
         equation="S_t = diag(α_t) S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ (α_t ⊙ k_t))ᵀ,  o_t = S_tᵀ q_t / sqrt(K)",
         config=KDAConfig,
         mixer=KimiDelta,
-        kernels=(channel_delta.spec(),),
+        kernels=channel_delta.specs(),
         presets={"neg_eigval": {"allow_neg_eigval": True}},
         accelerated_by={"fla": INSTALL},
     )
@@ -42,7 +42,7 @@ def gdn2_variant() -> Variant:
         equation="S_t = diag(α_t) S_{t-1} + k_t (w_t ⊙ v_t - S_{t-1}ᵀ (α_t ⊙ b_t ⊙ k_t))ᵀ,  o_t = S_tᵀ q_t / sqrt(K)",
         config=KDAConfig,
         mixer=GatedDelta2,
-        kernels=(channel_delta.spec(),),
+        kernels=channel_delta.specs(),
         presets={"neg_eigval": {"allow_neg_eigval": True}},
         accelerated_by={"fla": INSTALL},
     )

@@ -35,7 +35,7 @@ def mamba3_variant() -> Variant:
         equation="h_t = α_t h_{t-1} + (1 - λ_t) Δ_t α_t x_{t-1} k_{t-1}ᵀ + λ_t Δ_t x_t k_tᵀ,  y_t = h_t q_t + D x_t",
         config=Mamba3Config,
         mixer=Mamba3,
-        kernels=(trapezoid.spec(), *angles.specs()),
+        kernels=(*trapezoid.specs(), *angles.specs()),
         presets={"x20": {"init_depth": 20}},
         accelerated_by={"mamba_ssm": INSTALL},
     )

@@ -22,5 +22,5 @@ def mlstm_variant() -> Variant:
         "h = Cᵀ q / max(|n·q|, exp(-m)); f = sigmoid(f~)",
         config=MLSTMConfig,
         mixer=MLSTM,
-        kernels=(matrix.spec(), *stabiliser.specs()),
+        kernels=(*matrix.specs(), *stabiliser.specs()),
     )

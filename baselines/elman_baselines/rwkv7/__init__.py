@@ -29,6 +29,6 @@ def rwkv7_variant() -> Variant:
         equation="S_t = diag(w_t) S_{t-1} - (a_t ⊙ κ_t) (S_{t-1}ᵀ κ_t)ᵀ + k_t v_tᵀ,  o_t = S_tᵀ r_t",
         config=RWKV7Config,
         mixer=RWKV7,
-        kernels=(dplr.spec(),),
+        kernels=dplr.specs(),
         accelerated_by={"fla": INSTALL},
     )

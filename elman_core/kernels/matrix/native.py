@@ -41,15 +41,15 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
         known = SUPPORTED + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[target])
         raise KernelError(f"{cell.name}: no kernel for N={size.rows} V={size.columns} in {size.dtype}. Known: {known}")
     form = Form.parse(size.form)
-    form = replace(form, packed=form.packed and target == "cuda")  # the others test each step
+    form = replace(form, packed=form.packed and target == "cuda" and not size.step)  # the others test each step
     absent = bool(cell.optional) and not form.arguments[-1]
     declared = {
         "vectors": len(cell.vectors), "lines (v is one)": len(cell.lines), "scalars": len(cell.scalars) - absent,
         "params": len(cell.params), "elementwise": cell.elementwise, "delta": cell.takes_blocks(size.form),
     }  # fmt: skip
     return build.for_target(
-        f"{cell.name}_matrix",
-        "matrix_state",
+        f"{cell.name}_matrix" + "_step" * size.step,
+        "matrix_step" if size.step else "matrix_state",
         target,
         f"{size.rows}x{size.columns}",
         form,
@@ -71,10 +71,10 @@ def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
     )
 
 
-def usual(cell: MatrixCell, target: Target) -> Extension:
+def usual(cell: MatrixCell, target: Target, step: bool = False) -> Extension:
     """The module for N = V = 32."""
     form = cell.form(cell.maps[0], [False] * len(cell.options), not cell.optional)
-    return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form))
+    return extension(cell, target, Size(32, 32, torch.float64 if target == "host" else torch.bfloat16, form, step))
 
 
 @cache
@@ -105,8 +105,9 @@ def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
     first = given["packed" if "packed" in given else "q"]
     H, N, form, target = (values[name] for name in ("heads", "rows", "form", "backend"))
     _, _, _, V = (given["o"] if function == "forward" else given["dy"]).shape
+    step = target == "step"
     with launch.on(first):
-        module = load(cell, target, Size(N, V, first.dtype, form), first.device.index)
+        module = load(cell, "cuda" if step else target, Size(N, V, first.dtype, form, step), first.device.index)
         align = module.info()[3] if target != "host" else 0
         if (packed := given.pop("packed", None)) is not None:
             widths = [H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from elman_core.registry.errors import ConfigError
 from . import native, problems
 from .portable import recurrence
 from .spec import FAMILY, PACKED, Form, Maps, MatrixCell, Size
+from .step import Step
 
 Reference = Callable[..., tuple[Tensor, Tensor]]
 
@@ -95,6 +96,7 @@ class MatrixKernel(Compiled):
         how = (self.cell, native.run, (), native.gradients)
         self._apart, self._packed = Operator(FAMILY, *how), Operator(PACKED, *how)
         register(self)
+        self._step = Step(self.cell, lambda: problems.make_step_spec(self.cell, self.spec(), self._apart, self._packed))
 
     def __call__(
         self,
@@ -180,9 +182,11 @@ class MatrixKernel(Compiled):
     def _recur(
         self, tensors: dict[str, Any], sizes: dict[str, int], state_BHNV: Tensor | None = None,
         mask_BT: Tensor | None = None, starts_BT: Tensor | None = None, a_log_H: Tensor | None = None,
-        dt_bias_H: Tensor | None = None, maps: Maps | None = None, backend: Backend = "auto", **options: bool,
+        dt_bias_H: Tensor | None = None, maps: Maps | None = None, backend: Backend | Literal["step"] = "auto",
+        **options: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Either form. tensors: by name, q and k or packed first. sizes: those that no tensor shows."""
+        """Either form. tensors: by name, q and k or packed first. sizes: those that no tensor shows. backend: "step" is the
+        kernel of one step, for its verification."""
         cell, maps = self.cell, self.cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
         if unknown := [n for n in options if n not in cell.options]:
@@ -199,9 +203,13 @@ class MatrixKernel(Compiled):
         wide = sum(1 << i for i, n in enumerate(cell.vectors) if n in exact)
         every = all(tensors[n] is not None for n in cell.optional)
         size = Size(N, V, first.dtype, cell.form(maps, list(on.values()), every, starts_BT is not None, wide))
-        asked: Backend = "reference" if backend == "auto" and first.dtype == torch.float64 else backend
-        cpu = pays(first, first.shape[1], H * N * V)
-        backend = choose(self.name, asked, first, lambda: (N, V, size.form), "reference", cpu=cpu)
+        plain = lambda: (N, V, cell.form(maps, list(on.values()), every, wide=wide))  # noqa: E731
+        if backend == "auto" and self._step.takes(first, plain):
+            backend = "step"
+        if backend != "step":
+            asked: Backend = "reference" if backend == "auto" and first.dtype == torch.float64 else backend
+            cpu = pays(first, first.shape[1], H * N * V)
+            backend = choose(self.name, asked, first, lambda: (N, V, size.form), "reference", cpu=cpu)
         if backend == "reference":
             o, last = recurrence(cell, maps, tensors, (H, N), on)
         else:
@@ -221,6 +229,10 @@ class MatrixKernel(Compiled):
     def spec(self) -> KernelSpec:
         """What `elman verify` checks of the recurrence."""
         return problems.make_spec(self.cell, self, self.fused, self._apart, self._packed)
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """All that `elman verify` checks, the step of decoding among them: give it as `Variant(kernels=….specs())`."""
+        return self.spec(), self._step.spec()
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
         native.load(self.cell, "cuda", Size(rows, columns, dtype, form), torch.cuda.current_device())

@@ -51,12 +51,6 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         on = {n: options.get(n, False) for n in cell.options}
         return portable.recurrence(cell, options.get("maps", Maps()), inputs, _sizes(inputs, options), on, rounded)
 
-    def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]] | None:
-        heads, rows = _sizes(inputs, options)
-        size = _size(cell, options, 0, 0, torch.float32)
-        constants = {"heads": heads, "rows": rows, "form": size.form}
-        return (apart if "q" in inputs else packed).example(backend, inputs, constants)
-
     def module(target: Target, case: Case) -> Extension:
         return native.extension(cell, target, _size(cell, case.options, case.sizes["N"], case.sizes["V"], case.dtype))
 
@@ -67,7 +61,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         cases=lambda target, grid: list(_cases(cell, target, grid)),
         call=call,
         extension=lambda target: native.usual(cell, target),
-        op=op,
+        op=lambda *given: _op(cell, apart, packed, *given),
         targets=build.targets(),
         module=module,
         builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes),
@@ -75,6 +69,55 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         emulated=_emulated_cases(cell),
         rounded="stored",
     )
+
+
+def make_step_spec(cell: MatrixCell, whole: KernelSpec, apart: Operator, packed: Operator) -> KernelSpec:
+    """The spec of one step. whole: of the recurrence, whose calls take the back end "step"."""
+
+    def drawn(case: Case, generator: torch.Generator) -> Inputs:
+        """As for the recurrence, but some rows are held and some begin no document."""
+        inputs = whole.make_inputs(case, generator)
+        for i, name in enumerate(("mask", "starts")):
+            if inputs[name] is not None:
+                inputs[name][i::3] = False
+        return inputs
+
+    def call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
+        return whole.call("step" if backend in ("cuda", "emulated") else backend, inputs, options)
+
+    def op(_backend: str, inputs: Inputs, options: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        return _op(cell, apart, packed, "step", inputs, options, keep=False)
+
+    def module(_target: Target, case: Case) -> Extension:
+        size = _size(cell, case.options, case.sizes["N"], case.sizes["V"], case.dtype)
+        return native.extension(cell, "cuda", replace(size, step=True))
+
+    maps, every = cell.maps[0], (*cell.options, *cell.optional)
+    return replace(
+        whole,
+        name=f"{cell.name}_step",
+        cases=lambda _target, grid: list(_spread(cell, STEPS, grid)),
+        make_inputs=drawn,
+        call=call,
+        extension=lambda target: native.usual(cell, target, step=True),
+        op=op,
+        targets=("cuda",),
+        module=module,
+        builds=lambda target, _arch, rows, dtypes: _builds(cell, target, rows, dtypes, step=True),
+        emulated=(
+            case((4, 1, 2, 16, 20), torch.bfloat16, maps=maps, fused=not cell.shared, masked=True, packed=True),
+            case((1, 1, 1, 52, 6), torch.bfloat16, on=every, wide=_wide(cell)),
+        ),
+        differentiable=False,
+    )
+
+
+def _op(
+    cell: MatrixCell, apart: Operator, packed: Operator, backend: str, inputs: Inputs, options: Mapping[str, Any], **more: Any
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    heads, rows = _sizes(inputs, options)
+    constants = {"heads": heads, "rows": rows, "form": _size(cell, options, 0, 0, torch.float32).form}
+    return (apart if "q" in inputs else packed).example(backend, inputs, constants | more)
 
 
 def _sizes(inputs: Inputs, options: Mapping[str, Any]) -> tuple[int, int]:
@@ -91,13 +134,15 @@ def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int,
     return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed, options.get("wide", 0)))
 
 
-def _builds(cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype]) -> list[Extension]:
+def _builds(
+    cell: MatrixCell, target: Target, rows: Sequence[int], dtypes: Sequence[torch.dtype], step: bool = False
+) -> list[Extension]:
     """The form that a model runs by default, with V = N, for each N (`rows`) and dtype. Raises as `native.extension`."""
     found = []
     for count in rows or cell.rows:
         for dtype in dtypes or ((torch.bfloat16,) if target == "cuda" else (torch.float32,)):
             size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
-            found.append(native.extension(cell, target, size))
+            found.append(native.extension(cell, target, replace(size, step=step)))
     return found
 
 
@@ -129,22 +174,26 @@ def _ways(cell: MatrixCell) -> list[Way]:
 
 
 def _cases(cell: MatrixCell, target: Target, grid: Grid) -> Iterator[Case]:
-    """The problems of a grid, in both forms and all ways in turn (on a GPU each kind in one way), and those of some cells."""
-    ways, every, blocks = _ways(cell), (*cell.options, *cell.optional), target == "cuda" and cell.delta
+    """The problems of a grid, and those of some cells."""
+    every, blocks = (*cell.options, *cell.optional), target == "cuda" and cell.delta
     for problems in PROBLEMS[target]:
-        kinds: dict[Any, int] = {}
-        some = replace(problems, modules=problems.modules - len(_AT_ONCE) * blocks).cases(grid, cell.name)
-        for i, each in enumerate(some):
-            maps, on = ways[kinds.setdefault(problems.kind(each) if problems.compiled else i, len(kinds)) % len(ways)]
-            fused = not cell.shared and (i + i // len(ways)) % 2 == 0
-            special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
-            yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
+        yield from _spread(cell, replace(problems, modules=problems.modules - len(_AT_ONCE) * blocks), grid)
     for dtype in (d for d in native.DTYPES[target] if d.itemsize == 2):
         for rows in (32, 64) if cell.vectors else ():
             yield case((2, 50, 2, rows, rows), dtype, maps=cell.maps[0], wide=_wide(cell))
         for i, size in enumerate(_AT_ONCE if blocks and grid == "full" else ()):
             words = {"masked": i > 2, "packed": i % 2 == 1}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
+
+
+def _spread(cell: MatrixCell, problems: Problems, grid: Grid) -> Iterator[Case]:
+    """The problems of a grid, in both forms and all ways in turn (on a GPU each kind in one way)."""
+    ways, kinds = _ways(cell), dict[Any, int]()
+    for i, each in enumerate(problems.cases(grid, cell.name)):
+        maps, on = ways[kinds.setdefault(problems.kind(each) if problems.compiled else i, len(kinds)) % len(ways)]
+        fused = not cell.shared and (i + i // len(ways)) % 2 == 0
+        special = {n: getattr(each, n) for n in ("masked", "strided", "bare")} | dict(each.options)
+        yield case(tuple(each.sizes.values()), each.dtype, maps=maps, fused=fused, on=on, **special)
 
 
 def _wide(cell: MatrixCell) -> int:
@@ -217,3 +266,16 @@ PROBLEMS: dict[Target, tuple[Problems, ...]] = {
         ),
     ),
 }  # fmt: skip
+STEPS = Problems(
+    "BTHNV", native.DTYPES["cuda"],
+    named=(
+        "1x1x5x128x256 bare, 64x1x5x128x256, 4x1x2x16x16 masked packed, 250x1x2x32x32 strided, 5x1x3x64x64 masked, "
+        "2x1x1x20x7 packed, 300x1x2x36x20 masked packed, 4x1x3x12x18 strided"
+    ),
+    values={
+        "B": (1, 4, 8, 100), "T": (1,), "H": (1, 3, 5),
+        "NV": ((4, 3), (16, 32), (24, 24), (48, 9), (96, 128), (124, 33), (128, 128), (72, 50)),
+    },
+    count=32, compiled="NV",
+)  # fmt: skip
+"""Of one step: few blocks are narrow, many are wide."""

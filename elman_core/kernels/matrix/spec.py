@@ -232,12 +232,13 @@ def much_shared(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Size:
-    """What one compiled module serves. form: as `MatrixCell.form`."""
+    """What one compiled module serves. form: as `MatrixCell.form`. step: whether calls have one step and no gradients."""
 
     rows: int
     columns: int
     dtype: torch.dtype
     form: str
+    step: bool = False
 
 
 def _share(x: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def elman_variants() -> Iterable[Variant]:
             "74": "", "74v2": "", "74v2-delta": "", "74v2-delta-input": "delta_input", "74v2-ema-input": "ema_input",
             **{f"74v2-{name}": name for name in ("residual", "ntm", "retrieved_gate", "ema")},
         },
-        kernels=tuple(kernel.spec() for kernel in KERNELS.values()),
+        kernels=tuple(spec for kernel in KERNELS.values() for spec in kernel.specs()),
         published=(
             Published("e74@2176x20", 100_872_832, "no loss", "a count in a log"),
             Published("e74:n16e2@1536x20", 98_237_952, "1.815 nats/byte, 99k tok/s", ALONE),
