@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .generation import Sampling
     from .generation.decoder import recorder_for
     from .generation.prefill import least_rows, prefill_chunk
-    from .generation.sampling import choose, keys_of, noise
+    from .generation.sampling import choose, noise
     from .generation.step import batched_step
     from .kernels.build import build as build_kernel
     from .kernels.decode.portable import kept_scores, race

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import random
 import time
-import uuid
 from bisect import bisect_left
 from itertools import accumulate
 from typing import Any
@@ -71,7 +71,7 @@ class _Answer:
     echo = False
 
     def __init__(self, model: str, body: dict[str, Any]) -> None:
-        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head = {"id": f"{self.prefix}-{random.getrandbits(128):032x}", "created": int(time.time()), "model": model}
         self.numbers = bool(body.get("return_token_ids"))
         self.scored = body.get("logprobs") is not None and body["logprobs"] is not False  # 0 asks too
         self.include_usage = bool(body.get("stream_options", {}).get("include_usage"))

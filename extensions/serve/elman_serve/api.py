@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import time
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from elman_core import __version__
@@ -33,8 +34,13 @@ EVENT_SECONDS, STEP_EVENTS = 0.0025, 16
 """Between the events of all streams, and how many there are for each step: one costs as much as several rows of a step, so the
 tokens of several steps share it."""
 
+EVENT_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
+
 BODY_SECONDS = 30
 """A client has so long to send a body."""
+
+PARSED_APART = 4096
+"""Bytes of a body from which on it is parsed beside the loop, which it would hold; less is done before a thread is."""
 
 
 class ApiError(Exception):
@@ -77,6 +83,9 @@ class Api:
     Args:
         engine: its `notify` must call `set()` in the event loop. name: of the model, for clients.
         seconds: of a request at most. key: asked of every client; None: of none.
+
+    Attributes:
+        streams: that are open.
     """
 
     def __init__(
@@ -90,8 +99,8 @@ class Api:
     ) -> None:
         self.engine, self.name, self.limits, self.language = engine, name, limits, engine.language
         self.seconds, self.key, self.created = seconds, key, int(time.time())
-        self._streams = 0
-        self._parser = ThreadPoolExecutor(1, "parse")  # apart from the loop, which a large body would hold
+        self.streams = 0
+        self._parser = ThreadPoolExecutor(1, "parse")
         bodies = {"/v1/completions": schema.completion(limits)}
         if self.language.template is not None:
             bodies["/v1/chat/completions"] = schema.chat(limits)
@@ -105,12 +114,12 @@ class Api:
             own = {field: apart.get(field, about) for field, about in body["properties"].items()}
             self._validators[path] = jsonschema.Draft202012Validator({**body, "properties": own})
         routes = [
+            *(Route(path, self.texts, methods=["POST"]) for path in ("/v1/completions", "/v1/chat/completions")),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
-            *(Route(path, self.texts, methods=["POST"]) for path in ("/v1/completions", "/v1/chat/completions")),
         ]
         handlers: Any = dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _told)
         self._app = Starlette(routes=routes, exception_handlers=handlers)
@@ -147,7 +156,7 @@ class Api:
     async def openapi(self, _: HttpRequest) -> Response:
         return JSONResponse(self.document)
 
-    async def texts(self, request: HttpRequest) -> Response:
+    async def texts(self, request: HttpRequest) -> Response | _Stream:
         """Both routes that write texts."""
         path = request.url.path
         if path not in self._validators:
@@ -155,10 +164,12 @@ class Api:
                 404, "the tokenizer of this model has no chat template: use /v1/completions", "no_chat_template"
             )
         raw = await self._body(request)
-        body, prompts = await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, raw, path)
-        answer = (Chat if "messages" in body else Completion)(self.name, body)
-        changed = asyncio.Event()
-        jobs = [self._job(prompt, body, changed) for prompt in prompts]
+        if len(raw) < PARSED_APART:
+            body, prompts = self._parse(raw, path)
+        else:
+            body, prompts = await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, raw, path)
+        answer, news = (Chat if "messages" in body else Completion)(self.name, body), _News()
+        news.jobs = jobs = [self._job(prompt, body, news) for prompt in prompts]
         try:
             self.engine.submit(*jobs)
         except BusyError as error:
@@ -166,19 +177,13 @@ class Api:
         texts = enumerate(text for job in jobs for text in job.texts)
         parts = [Part(text, index, answer.echo, self.language.texts) for index, text in texts]
         if body.get("stream"):
-            return _Events(jobs, self._events(jobs, parts, answer, changed))
-        gone, done = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(_finished(jobs, changed))
-        try:
-            await asyncio.wait((gone, done), return_when=asyncio.FIRST_COMPLETED)
-            if not done.done():
-                raise ClientDisconnect
-            done.result()
-        finally:
-            for task in (gone, done):
-                task.cancel()
-            for job in jobs:
-                if not job.done:
-                    job.cancel()
+            return _Stream(self, news, parts, answer)
+        with news.given_up_without(request.receive):
+            await news.over.wait()
+        if any(job.cancelled for job in jobs):
+            raise ClientDisconnect
+        if (failed := news.failure()) is not None:
+            raise refusal(failed)
         return JSONResponse(answer.whole(parts, jobs))
 
     def _check_name(self, name: str) -> None:
@@ -253,7 +258,7 @@ class Api:
             raise ValueError
         return bytes(whole) if self.limits.vocab == 256 else array("I", whole)
 
-    def _job(self, prompt: Prompt, body: dict[str, Any], changed: asyncio.Event) -> Request:
+    def _job(self, prompt: Prompt, body: dict[str, Any], news: _News) -> Request:
         bos = self.engine.model.config.bos_token_id
         stop, chat = body.get("stop", ()), "messages" in body
         most = body.get("max_tokens", self.limits.tokens if chat else 16)
@@ -268,7 +273,7 @@ class Api:
             prompt=prompt or self._tokens([30 if bos is None else bos]),
             how=how,
             most=int(body.get("max_completion_tokens", most)),
-            changed=changed,
+            changed=news,
             count=int(body.get("n", 1)),
             stops=tuple(text.encode() for text in ([stop] if isinstance(stop, str) else stop)),
             seed=None if "seed" not in body else int(body["seed"]),
@@ -277,66 +282,96 @@ class Api:
             seconds=self.seconds,
         )
 
-    async def _events(
-        self, jobs: list[Request], parts: list[Part], answer: Any, changed: asyncio.Event
-    ) -> AsyncIterator[bytes]:
-        """One event for all that a text has gained since the last: a client that reads slowly gets fewer and longer ones."""
-        ended = False
-        self._streams += 1
+
+class _News(asyncio.Event):
+    """Set when requests have something new.
+
+    Attributes:
+        jobs: the requests. over: set when all are done or their client has gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Request] = []
+        self.over = asyncio.Event()
+
+    def set(self) -> None:
+        super().set()
+        if all(job.done for job in self.jobs):
+            self.over.set()
+
+    def failure(self) -> Exception | None:
+        return next((job.error for job in self.jobs if job.error is not None), None)
+
+    @contextlib.contextmanager
+    def given_up_without(self, receive: Any) -> Iterator[None]:
+        """The requests are given up when the client closes its connection, and at the end of the context."""
+        gone = asyncio.ensure_future(_gone(receive))
+        gone.add_done_callback(self._give_up)
         try:
-            while not ended:
-                await changed.wait()  # for the first token without a pause
-                changed.clear()
-                ended = all(job.done for job in jobs)
-                failed = next((job.error for job in jobs if job.error is not None), None)
-                for part in parts:
-                    if (event := answer.event(part)) is not None:
-                        yield _line(event)
-                if failed is not None:
-                    yield _line(refusal(failed).body)
-                    return
-                if not ended:
-                    step = self.engine.step_seconds / STEP_EVENTS
-                    await asyncio.sleep(max(EVENT_SECONDS * max(16, self._streams), step * self._streams))
+            yield
         finally:
-            self._streams -= 1
-        if answer.include_usage:
-            yield _line(answer.usage_event(jobs))
-        yield b"data: [DONE]\n\n"
+            gone.cancel()
+
+    def _give_up(self, _: asyncio.Future[None]) -> None:
+        for job in self.jobs:
+            if not job.done:
+                job.cancel()
+        super().set()
+        self.over.set()
 
 
-class _Events(StreamingResponse):
-    """A stream of events; its requests end with it, however it ends."""
+class _Stream:
+    """A response of events, which begins with the first: what comes before is on the way of all others to theirs.
 
-    def __init__(self, jobs: list[Request], events: AsyncIterator[bytes]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        self._jobs = jobs
+    An event holds all that a text has gained since the last: a client that reads slowly gets fewer and longer ones.
+    """
+
+    def __init__(self, api: Api, news: _News, parts: list[Part], answer: Any) -> None:
+        self.api, self.news, self.parts, self.answer = api, news, parts, answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.api.streams += 1
         try:
-            await super().__call__(scope, receive, send)
+            with self.news.given_up_without(receive):
+                await self._events(send)
         finally:
-            for job in self._jobs:
-                if not job.done:
-                    job.cancel()
+            self.api.streams -= 1
+
+    async def _events(self, send: Any) -> None:
+        news, jobs, begun, ended = self.news, self.news.jobs, False, False
+        while not ended:
+            await news.wait()  # for the first token without a pause
+            news.clear()
+            if any(job.cancelled for job in jobs):
+                return
+            failed = news.failure()
+            ended = failed is not None or all(job.done for job in jobs)
+            events = [_line(event) for part in self.parts if (event := self.answer.event(part)) is not None]
+            if failed is not None:
+                events.append(_line(refusal(failed).body))
+            elif ended:
+                if self.answer.include_usage:
+                    events.append(_line(self.answer.usage_event(jobs)))
+                events.append(b"data: [DONE]\n\n")
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+                begun = True
+            await send({"type": "http.response.body", "body": b"".join(events), "more_body": not ended})
+            if not ended:
+                step, streams = self.api.engine.step_seconds / STEP_EVENTS, self.api.streams
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(EVENT_SECONDS * max(16, streams), step * streams)):
+                        await news.over.wait()
 
 
 def _line(event: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _finished(jobs: list[Request], changed: asyncio.Event) -> None:
-    while not all(job.done for job in jobs):
-        await changed.wait()
-        changed.clear()
-    for job in jobs:
-        if job.error is not None:
-            raise refusal(job.error)
-
-
-async def _gone(request: HttpRequest) -> None:
+async def _gone(receive: Any) -> None:
     """Returns when the client has closed its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -10,6 +10,7 @@ Shapes: R rows of a draw, n texts of a request, V vocabulary.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
@@ -25,8 +26,8 @@ from elman_core.extension import (
     ConfigError,
     DivergedError,
     Sampling,
+    hash_u64,
     kept_scores,
-    keys_of,
     noise,
     prefill_chunk,
     race,
@@ -203,7 +204,7 @@ class Engine(threading.Thread):
             touched.add(request)
             if request.most:
                 joined += [(text, states) for text in request.texts]
-                parts.append(logits_1V.expand(request.count, -1))
+                parts += [logits_1V] * request.count
                 self.metrics.first.observe(time.monotonic() - request.arrived)
         texts += [text for text, _ in joined]
         if texts:
@@ -260,13 +261,14 @@ class Engine(threading.Thread):
         after, logits = read(self.model, pieces, [r.states for r in group], every=scored)
         for reading, piece, end, states, logits_TV in zip(group, pieces, ends, after, logits, strict=True):
             request, start = reading.request, reading.position
-            reading.position, reading.states, reading.logits = end, states, logits_TV[-1:]
+            last_1V = logits_TV[-1:].clone() if scored else logits_TV
+            reading.position, reading.states, reading.logits = end, states, last_1V
             if request.scored:
                 scores, known = request.prompt_scores, request.prompt[start + 1 : end + 1]
                 scores += [] if scores else [Score(piece[0], None, [])]
                 for token, logprobs_V in zip(known, logits_TV.float().log_softmax(-1), strict=False):
                     scores.append(_score(token, logprobs_V, request.tops or 0))
-            self.prefixes.keep(request.prompt[:end], states, logits_TV[-1:])
+            self.prefixes.keep(request.prompt[:end], states, last_1V)
         self.metrics.read.inc(sum(map(len, pieces)))
 
     def _admit(self, free: int) -> None:
@@ -298,8 +300,9 @@ class Engine(threading.Thread):
     def _prepare(self, reading: _Reading) -> None:
         """Random numbers, tokens that a penalty counts, and what is said of the prefix."""
         request = reading.request
-        seed = torch.Generator().seed() if request.seed is None else request.seed
-        for text, key in zip(request.texts, keys_of(seed, request.count).tolist(), strict=True):
+        seed = random.getrandbits(64) if request.seed is None else request.seed
+        keys = hash_u64(seed, range(request.count)).view("int64")  # `keys_of` without torch, which takes longer
+        for text, key in zip(request.texts, keys.tolist(), strict=True):
             text.key = key
         if request.how.repetition_penalty != 1.0:
             seen_V = torch.zeros(len(self.language.texts), dtype=torch.bool, device=self.model.device)

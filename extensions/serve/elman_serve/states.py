@@ -11,7 +11,7 @@ import hashlib
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -218,11 +218,12 @@ def kind(model: Any, length: int) -> int:
 def read(
     model: Any, pieces: Sequence[Sequence[int]], states: list[States], every: bool = False
 ) -> tuple[list[States], list[Tensor]]:
-    """Read a piece of each of several texts at once: the states after each, and the logits (1, V) of what follows it.
+    """Read a piece of each of several texts at once: states after each and logits (1, V) of what follows, in memory of
+    their own.
 
     Args:
         pieces: tokens, not empty. states: before each piece, one row each; all empty at the start of texts.
-        every: also return the logits behind every token of a piece: (tokens, V).
+        every: return the logits behind every token of a piece: (tokens, V), which may share memory.
     """
     device, count = model.device, len(pieces)
     if device.type != "cpu":  # kernels are settled for each number of rows: powers of two are few
@@ -240,11 +241,18 @@ def read(
     cache = LadderCache.from_states(branches or [None] * len(model.model.layers))
     given = {"attention_mask": None if min(lengths) == most else mask_RT, "past_key_values": cache, "use_cache": True}
     logits_REV: Tensor = model(input_ids=tokens_RT, logits_to_keep=torch.tensor(ends, device=device), **given).logits
-    after = [[{n: t[row : row + 1] for n, t in (s or {}).items()} for s in cache.states] for row in range(count)]
-    places = [
-        slice(length) if every else slice(ends.index(length - 1), ends.index(length - 1) + 1) for length in lengths
-    ]
-    return after, [logits_EV[place] for logits_EV, place in zip(logits_REV[:count], places[:count], strict=True)]
+    apart = [{name: _apart(tensor, count) for name, tensor in (state or {}).items()} for state in cache.states]
+    after = [[{name: rows[row] for name, rows in state.items()} for state in apart] for row in range(count)]
+    if every:
+        return after, [logits_TV[:length] for logits_TV, length in zip(logits_REV[:count], lengths, strict=False)]
+    last_RV = logits_REV[range(count), [ends.index(length - 1) for length in lengths[:count]]]
+    return after, _apart(last_RV, count)
+
+
+def _apart(tensor: Tensor, count: int) -> list[Tensor]:
+    """The first rows, each in memory of its own: (1, …)."""
+    split: Any = torch.split_with_sizes_copy  # torch's stub says that it returns nothing
+    return list(split(tensor[:count], [1] * count))
 
 
 @torch.inference_mode()
@@ -319,13 +327,12 @@ class Prefixes:
                 return length, *self._kept[key]
         return None
 
-    def keep(self, text: Prompt, states: Iterable[State | None], logits_1V: Tensor) -> None:
-        """Keep copies of the states after `text`, which share no memory with a longer piece."""
-        copies = [{name: tensor.clone() for name, tensor in (state or {}).items()} for state in states]
+    def keep(self, text: Prompt, states: States, logits_1V: Tensor) -> None:
+        """Keep the states after `text`, whose memory holds nothing else."""
         key = hashlib.sha256(text).digest()
         if key not in self._kept:
-            self._kept[key] = (copies, logits_1V.clone())
-            self.bytes += size_of(copies) + logits_1V.nbytes
+            self._kept[key] = (states, logits_1V)
+            self.bytes += size_of(states) + logits_1V.nbytes
         while self.bytes > self.most:
             _, (old, logits) = self._kept.popitem(last=False)
             self.bytes -= size_of(old) + logits.nbytes

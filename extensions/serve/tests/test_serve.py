@@ -24,6 +24,7 @@ import torch
 from cpu_graph import CpuRecorder as GraphRecorder
 from decoding_helpers import ladder
 from packed_files import documents, write_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elman_core.cli import main
 from elman_core.extension import ConfigError, Sampling, printable, recorder_for, vocabulary_texts
@@ -39,7 +40,7 @@ from elman_serve.engine import Engine  # noqa: E402
 from elman_serve.language import Language  # noqa: E402
 from elman_serve.request import Request, Text  # noqa: E402
 from elman_serve.schema import Limits  # noqa: E402
-from elman_serve.states import Prefixes, Rows, independent  # noqa: E402
+from elman_serve.states import Prefixes, Rows, independent, read  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/serve.md"
 KEY = "secret-key"
@@ -513,6 +514,12 @@ def test_clients_that_do_not_read_hold_neither_others_nor_slots():
             client.close()
 
 
+def test_an_answer_that_is_complete_does_not_wait_for_the_pause_between_events(served, monkeypatch):
+    monkeypatch.setattr("elman_serve.api.EVENT_SECONDS", 30.0)
+    events = served.post(prompt="a", max_tokens=200, temperature=0, stream=True).text
+    assert events.endswith("data: [DONE]\n\n")
+
+
 def test_200_connections(served):
     idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
     assert served.post(**OK).status_code == 200
@@ -539,6 +546,23 @@ def test_a_shared_prefix_is_read_once():
         steps = served.metric("step_seconds_count")
         served.post(prompt=[LONG[:300]] * 8, **common)
         assert served.metric("step_seconds_count") - steps <= 9, "all begin in one step"
+
+
+def test_many_prompts_are_read_by_as_many_operators_as_two_and_each_state_has_its_memory():
+    model, counts = ladder("e42"), []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            counts[-1] += 1
+            return function(*args, **(kwargs or {}))
+
+    for texts in (2, 48):
+        counts.append(0)
+        with torch.inference_mode(), Count():
+            states, logits = read(model, [b"a" * (1 + row % 2) for row in range(texts)], [[]] * texts)
+        for row in (*(tensor for each in states for state in each for tensor in state.values()), *logits):
+            assert row.untyped_storage().nbytes() == row.nbytes
+    assert counts[1] <= counts[0]
 
 
 def test_prefixes_are_thrown_away_least_recently_used_first_by_bytes():
