@@ -1,8 +1,9 @@
 """`elman serve` under 1 to 256 clients at once: bytes a second, and seconds to the first byte.
 
-Each client sends a prompt of its own of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes; the
-server has 64 slots. The marks, from a model that is loaded, are `elman generate --num 64`, which reads one prompt, and
-`in_bursts`, which reads 64 of their own in one batch: the work of 64 clients. Bytes are those written; bytes for a second of
+Each client sends a prompt of its own of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes, or
+of 512, where decoding itself shows; the server has 64 slots. The clients are sockets in one loop; JSON is read afterwards. The
+marks, from a model that is loaded, are `elman generate --num 64`, which reads one prompt, and `in_bursts`, which reads 64 of
+their own in one batch: the work of 64 clients. Bytes are those written; bytes for a second of
 processor time say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
 (`generate_batch`, without HTTP, its graphs recorded before) with a random LLaMA of the same number of parameters, since it
 refuses recurrent models.
@@ -11,10 +12,11 @@ refuses recurrent models.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from .decode import build
 from .step import llama
 
 PROMPT = "def function_{}(self, value):\n  "
-CASES = ((1, "own"), (8, "own"), (64, "own"), (64, "one"), (256, "own"))
+CASES = ((1, "own", 128), (8, "own", 128), (64, "own", 128), (64, "one", 128), (256, "own", 128), (64, "own", 512))
 SLOTS = 64
 SHIPPED = ("pretrained/e42-small", "pretrained/e88-small")
 RANDOM, LLAMA = ("e42@1216x6", "e88:conv_h5n128v256@640x8"), (384, 15)  # 27M parameters each
@@ -43,27 +45,34 @@ def prompts(clients: int, kind: str) -> list[str]:
     return [PROMPT.format(f"{kind}_{clients}_{0 if kind == 'one' else n:03}") for n in range(clients)]
 
 
-async def client(port: int, name: str, prompt: str, seed: int, count: int) -> tuple[float, int]:
-    """(seconds to the first byte, bytes) of one stream."""
-    body = {
-        "model": name,
-        "prompt": prompt,
-        "max_tokens": count,
-        "seed": seed,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    sent = json.dumps(body).encode()
-    began, first, got = time.perf_counter(), 0.0, 0
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+def ask(port: int, name: str, texts: list[str], count: int) -> tuple[list[float], list[bytes]]:
+    """Seconds to the first byte, and the answer, of a stream for each text, all at once."""
+    fields = {"model": name, "max_tokens": count, "stream": True, "return_token_ids": True}
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
-    async for line in reader:
-        if line.startswith(b"data: {"):
-            first = first or time.perf_counter() - began
-            got += len(json.loads(line[6:])["choices"][0]["token_ids"])
-    writer.close()
-    return first, got
+    bodies = [json.dumps({**fields, "prompt": text, "seed": seed}).encode() for seed, text in enumerate(texts)]
+    firsts, got = [0.0] * len(texts), [b""] * len(texts)
+    with selectors.DefaultSelector() as ready:
+        for index, body in enumerate(bodies):
+            firsts[index] -= time.perf_counter()
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            ready.register(client, selectors.EVENT_READ, (client, index))
+        while ready.get_map():
+            for key, _ in ready.select():
+                client, index = key.data
+                new = client.recv(1 << 16)
+                got[index] += new
+                if firsts[index] < 0 and b"data: {" in got[index]:
+                    firsts[index] += time.perf_counter()
+                if not new:
+                    ready.unregister(client)
+                    client.close()
+    return firsts, got
+
+
+def count_bytes(answer: bytes) -> int:
+    events = map(json.loads, re.findall(rb"^data: (\{.*)", answer, re.MULTILINE))
+    return sum(len(event["choices"][0]["token_ids"]) for event in events)
 
 
 def processor_seconds(process: int) -> float:
@@ -94,14 +103,10 @@ class Served:
         self.process.wait()
 
     def load(self, clients: int, kind: str, count: int) -> Row:
-        async def all_of_them() -> list[tuple[float, int]]:
-            given = enumerate(prompts(clients, kind))
-            return await asyncio.gather(*(client(self.port, self.name, text, seed, count) for seed, text in given))
-
         cpu, began = processor_seconds(self.process.pid), time.perf_counter()
-        found = asyncio.run(all_of_them())
+        firsts, answers = ask(self.port, self.name, prompts(clients, kind), count)
         wall, cpu = time.perf_counter() - began, processor_seconds(self.process.pid) - cpu
-        firsts, written = sorted(first for first, _ in found), sum(got for _, got in found)
+        firsts, written = sorted(firsts), sum(map(count_bytes, answers))
         return {
             "bytes": written, "bytes_s": round(written / wall, 1), "bytes_cpu_s": round(written / max(cpu, 0.01), 1),
             "first_p50_s": round(statistics.median(firsts), 3), "first_p99_s": round(firsts[int(0.99 * clients)], 3),
@@ -154,7 +159,7 @@ def batched(setting: Setting, clients: int, count: int) -> Row:
 def rows(setting: Setting) -> Iterator[Row]:
     gpu = setting.device.type == "cuda"
     models = ("e42@64x1",) if setting.tiny else RANDOM if gpu else SHIPPED
-    count, cases = (4, CASES[1:2]) if setting.tiny else (128, CASES)
+    cases = ((8, "own", 4),) if setting.tiny else CASES
     for name in models:
         if not setting.wants(model=name):
             continue
@@ -162,14 +167,15 @@ def rows(setting: Setting) -> Iterator[Row]:
             build(name, setting)
         folder = str(setting.folder / name.replace(":", "_")) if "@" in name else name
         row = {"model": name, "kind": "ours"}
-        for kind, who in (("one", "generate"), ("own", "in_bursts")):
-            made = lambda folder=folder, kind=kind: alone(folder, setting, kind, count)  # noqa: E731
-            yield setting.row(made, **row, who=who, clients=SLOTS, prompts=kind)
+        for count in sorted({count for *_, count in cases}):
+            for kind, who in (("one", "generate"), ("own", "in_bursts")):
+                made = lambda folder=folder, kind=kind, count=count: alone(folder, setting, kind, count)  # noqa: E731
+                yield setting.row(made, **row, who=who, clients=SLOTS, prompts=kind, length=count)
         with Served(folder, setting) as served:
-            for n, prompts_ in cases:
-                load = lambda n=n, prompts_=prompts_, served=served: served.load(n, prompts_, count)  # noqa: E731
-                yield setting.row(load, **row, who="serve", clients=n, prompts=prompts_)
+            for n, prompts_, count in cases:
+                load = lambda n=n, prompts_=prompts_, count=count, served=served: served.load(n, prompts_, count)  # noqa: E731
+                yield setting.row(load, **row, who="serve", clients=n, prompts=prompts_, length=count)
     if setting.peers and gpu and setting.wants(model="llama"):  # on a CPU `generate_batch` never returns
         for n in (1,) if setting.tiny else (1, 8, 64, 256):
             row = {"model": "llama", "kind": "peer", "who": "transformers' continuous batching"}
-            yield setting.row(lambda n=n: batched(setting, n, count), **row, clients=n, prompts="own")
+            yield setting.row(lambda n=n: batched(setting, n, cases[0][-1]), **row, clients=n, prompts="own")
