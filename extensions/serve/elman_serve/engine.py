@@ -25,6 +25,7 @@ from torch import Tensor
 from elman_core.extension import (
     ConfigError,
     DivergedError,
+    HostCopy,
     Sampling,
     hash_u64,
     kept_scores,
@@ -44,7 +45,8 @@ PIECES = 4
 
 
 TURN_SECONDS = 0.01
-"""Of steps without the host between them: a new prompt waits for them, and so do streams."""
+"""Of steps without the host between them: a new prompt waits for them, and so do streams. On a GPU, half of them are computed
+while the host takes the others."""
 
 
 @dataclass(eq=False)
@@ -102,6 +104,7 @@ class Engine(threading.Thread):
         self.prefixes = Prefixes(prefix_bytes, self.piece)
         self._rows: Rows[Text] = Rows(model, slots)
         self._reading: list[_Reading] = []
+        self._under_way: list[HostCopy] = []  # draws of all rows, which nothing may change before they are read
         self._queue: deque[Request] = deque()
         self._condition = threading.Condition()
 
@@ -155,7 +158,10 @@ class Engine(threading.Thread):
         """One step of every text, and pieces of prompts; or several steps."""
         touched = self._drop()
         rows = self._rows.live()
-        self._admit(self.slots - len(rows))
+        if not rows:
+            self._under_way = []
+        if not self._under_way:
+            self._admit(self.slots - len(rows))
         texts = [text for text in self._rows.owners if text is not None]
         joined: list[tuple[Text, States]] = []
         how = None if self._reading else _plain(texts)
@@ -174,11 +180,17 @@ class Engine(threading.Thread):
 
     def _write_on(self, texts: list[Text], how: Sampling) -> None:
         """Several tokens of every text; what comes behind the end of a text is dropped."""
-        began, owners = time.monotonic(), self._rows.owners
-        most = max(text.request.most - len(text.tokens) for text in texts)
-        steps = min(most, int(TURN_SECONDS / self.step_seconds)) if self._paced else 1
-        told = [(text.tokens[-1], text.key, len(text.tokens)) if text else (0, 0, 0) for text in owners]
-        drawn = self._rows.draw(told, how, max(1, steps))
+        began, owners, ahead = time.monotonic(), self._rows.owners, self._rows.ahead
+        left = max(text.request.most - len(text.tokens) for text in texts)
+        paced = int(TURN_SECONDS / (2 if ahead else 1) / self.step_seconds) if self._paced else 1
+        if not self._under_way:
+            told = [(text.tokens[-1], text.key, len(text.tokens)) if text else (0, 0, 0) for text in owners]
+            self._under_way = self._rows.draw(told, how, max(1, min(left, paced)))
+        copies, self._under_way = self._under_way, []
+        left -= sum(len(copy.values) for copy in copies)
+        if ahead and left > 0 and not self._due(owners.count(None)):
+            self._under_way = self._rows.draw(None, how, max(1, min(left, paced)))
+        drawn = [row for copy in copies for row in copy.read()]
         for text, tokens in zip(owners, zip(*drawn, strict=True), strict=True):
             if text is not None:
                 self._take(text, tokens)
@@ -292,6 +304,10 @@ class Engine(threading.Thread):
             self._reading.append(reading)
             self._prepare(reading)
             free -= request.count if request.most else 0
+
+    def _due(self, free: int) -> bool:
+        """Whether the next prompt that waits can be begun."""
+        return bool(self._queue) and (not self._queue[0].most or self._queue[0].count <= free)
 
     def _goal(self, reading: _Reading) -> bytes:
         """The prompt up to where the next piece ends."""

@@ -55,7 +55,7 @@ class Rows(Generic[Owner]):
     and a few steps with their draws another.
 
     Attributes:
-        owners: of each row, None for a free one.
+        owners: of each row, None for a free one. ahead: whether draws may begin before the last ones are read, on a GPU.
     """
 
     def __init__(self, model: Any, slots: int) -> None:
@@ -76,6 +76,7 @@ class Rows(Generic[Owner]):
             self._told_3P = self._told_3P.new_zeros(3, slots)
             self._drawn_TP = self._told_3P.new_zeros(recorder.burst, slots)
             self._static = LadderStaticCache(num_blocks=len(model.model.layers))
+        self.ahead = self._recorder is not None
 
     def live(self) -> list[int]:
         """The rows that have an owner."""
@@ -144,22 +145,24 @@ class Rows(Generic[Owner]):
         self._states = [state or {} for state in cache.states]
         return logits_PV
 
-    def draw(self, told: list[tuple[int, int, int]], how: Sampling, count: int) -> list[list[int]]:
-        """Feed a token to every row and draw the next, `count` times or somewhat more; -1 where logits are not finite.
+    def draw(self, told: list[tuple[int, int, int]] | None, how: Sampling, count: int) -> list[HostCopy]:
+        """Feed a token to every row and draw the next, `count` times or more: (steps, P), -1 where logits are not finite.
 
         Args:
-            told: of each row, its last token, the key of its noise and the number of the token to draw. how: without a penalty.
+            told: of each row, its last token, the key of its noise and the number of the token to draw; None, if `ahead`: those
+                where the last draw ends. how: without a penalty.
         """
-        told_3P = torch.tensor(told).T.contiguous()
+        told_3P = self._told_3P if told is None else torch.tensor(told).T.contiguous()
         if self._recorder is not None:
-            self._told_3P.copy_(told_3P)
-            copies = [HostCopy.of(self._burst(how)) for _ in range(-(-count // self._recorder.burst))]
-            return [row for copy in copies for row in copy.read()]
-        drawn_TP = told_3P.new_empty(count, len(told))
-        block = max(1, (1 << 16) // (len(told) * self.model.config.vocab_size))  # of noise, which fits in a cache
+            if told is not None:
+                self._told_3P.copy_(told_3P)
+            return [HostCopy.of(self._burst(how)) for _ in range(-(-count // self._recorder.burst))]
+        rows = told_3P.shape[1]
+        drawn_TP = told_3P.new_empty(count, rows)
+        block = max(1, (1 << 16) // (rows * self.model.config.vocab_size))  # of noise, which fits in a cache
         for part_TP in drawn_TP.split(block):
             self._draw(self.step, told_3P, how, part_TP)
-        return drawn_TP.tolist()
+        return [HostCopy(drawn_TP)]
 
     def _draw(self, step: Callable[[Tensor], Tensor], told_3P: Tensor, how: Sampling, drawn_TP: Tensor) -> Tensor:
         """Fill `drawn_TP` by steps; `told_3P` is then that of the next."""

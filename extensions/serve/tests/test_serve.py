@@ -150,11 +150,12 @@ def take(way, model, monkeypatch):
 )
 def test_texts_of_equal_settings_are_written_several_tokens_a_turn(variant, width, way, how, monkeypatch):
     """They begin at different times, end at a token or a length in the middle of a turn, and one is given up."""
-    model, real, steps = ladder(variant, dim=width), Rows.draw, []
+    model, real, steps, known = ladder(variant, dim=width), Rows.draw, [], []
     take(way, model, monkeypatch)
 
     def draw(rows, told, how, count):
         steps.append(count)
+        known.append(told is not None)
         return real(rows, told, how, max(count, 6))  # however slow this machine is
 
     monkeypatch.setattr("elman_serve.engine.TURN_SECONDS", 0.2)
@@ -177,6 +178,7 @@ def test_texts_of_equal_settings_are_written_several_tokens_a_turn(variant, widt
                 "length" if len(text) == request.most else "stop" for text in alone
             ]
     assert max(steps) > 1
+    assert all(known) == (way != "graph"), "there draws begin before the last ones are read"
 
 
 def test_a_model_that_fails_within_a_turn_is_told_behind_what_it_wrote():
