@@ -46,10 +46,10 @@ class Step(Compiled):
         return "one launch"
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
-        """Few blocks, and many."""
+        """As few blocks as there can be, and many."""
         maps, on = self.cell.read(form)
         wide, many = Form.parse(form).wide, -(-_ENOUGH // -(-columns // 32))
         return [
-            problems.case((4, 1, 1, rows, columns), dtype, maps=maps, on=on, wide=wide, masked=True, packed=True),
-            problems.case((many, 1, 1, rows, columns), dtype, maps=maps, on=on, wide=wide),
+            problems.case((1, 1, 1, rows, columns), dtype, maps=maps, on=on, wide=wide),
+            problems.case((many, 1, 1, rows, columns), dtype, maps=maps, on=on, wide=wide, masked=True, packed=True),
         ]
