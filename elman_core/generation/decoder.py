@@ -24,7 +24,7 @@ from elman_core.kernels.dense.native import check_errors
 from elman_core.kernels.program import CpuRecorder, is_built, recorder_when_built
 from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
-from elman_core.model.graph import HostCopy, Recorder, try_to_record
+from elman_core.model.graph import WARM, HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
 from elman_core.registry import DivergedError, State
 
@@ -36,9 +36,6 @@ log = logging.getLogger("elman_core")
 
 LAUNCHED = 32
 """Bytes that a program draws in a launch."""
-
-WARM = 2
-"""Steps before the recording of a graph, which compile and warm up what it uses."""
 
 WORTH = 64
 """Recording a graph, or compiling what repeats a step on a CPU, pays from this number of bytes on."""

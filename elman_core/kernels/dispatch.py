@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError, KernelUnavailableError
-from elman_core.registry.installing import how_to_install
 
 from . import launch
 from .build import Extension, build_all, find, local_arch
@@ -207,11 +206,11 @@ def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.
 
 
 def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
-    """The spec of a kernel of a CPU, once what these cases run is compiled. Raises `KernelError` without it."""
-    if "cpu" not in spec.targets or spec.module is None:
-        raise KernelError(f"the kernel sources are not installed: {how_to_install('elman-csrc')}")
-    modules = {launch.extension(): None} | {spec.module("cpu", case): None for case in cases}
-    build_all([(module, local_arch(module)) for module in modules])
+    """The spec of a kernel of a CPU, once what these cases run is compiled. Raises `KernelError` as `build_all`, and without
+    sources."""
+    module: Any = spec.module
+    modules = dict.fromkeys((launch.extension(), *(module("cpu", case) for case in cases)))
+    build_all([(each, local_arch(each)) for each in modules])
     return spec
 
 

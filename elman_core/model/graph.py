@@ -15,6 +15,9 @@ from torch import Tensor
 
 from elman_core.registry.checks import ran_out
 
+WARM = 2
+"""Steps before a recording: the first compiles and verifies kernels, the second settles the allocator."""
+
 
 @dataclass(frozen=True)
 class HostCopy:

@@ -15,12 +15,9 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .cache import CACHE, LadderStaticCache
-from .graph import CudaRecorder, Recorder, try_to_record
+from .graph import WARM, CudaRecorder, Recorder, try_to_record
 
 log = logging.getLogger("elman_core")
-
-WARM = 2
-"""Steps before the recording, which compile and warm up what it uses."""
 
 _PLAIN = {"input_ids", CACHE, "use_cache", "return_dict", "logits_to_keep"}
 

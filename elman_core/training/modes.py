@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from elman_core.model.graph import CudaRecorder, HostCopy, Recorder, Recording, try_to_record
+from elman_core.model.graph import WARM, CudaRecorder, HostCopy, Recorder, Recording, try_to_record
 from elman_core.registry import ConfigError, KernelError
 
 from .hooks import acting
@@ -25,9 +25,6 @@ from .settings import Settings
 from .step import FROM_BATCH, Done, TrainStep, Windows
 
 log = logging.getLogger("elman_core")
-
-WARM = 2
-"""Steps before the recording: the first compiles and verifies kernels, the second settles the allocator."""
 
 
 @dataclass(frozen=True)
