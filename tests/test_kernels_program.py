@@ -312,9 +312,8 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     monkeypatch.setattr(made_in.launch, "opened", lambda *_: compiled.wait(60) and "module")
     assert made_in.recorder_when_built() is None, "it does not wait"
     threading.Timer(0.2, compiled.set).start()
-    made_in._wait()
+    assert made_in.recorder_when_built(wait=True).module == "module"
     assert "compiling what decodes on this CPU" in caplog.text
-    assert made_in.recorder_when_built().module == "module"
 
 
 def test_of_processes_that_ask_at_once_one_compiles(module, tmp_path):

@@ -231,16 +231,11 @@ def recorder_when_built(wait: bool = False) -> CpuRecorder | None:
             prepare()
         elif not _ready and not _building:
             _building.append(build.beside(prepare, _BUILT))
-    if wait:
-        _wait()
+    for thread in _building if wait else ():
+        build.awaited(thread, _BUILT)
     return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
 
 
 def is_built() -> bool:
     """Whether the module is compiled."""
     return bool(_ready) or all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))
-
-
-def _wait() -> None:
-    for thread in _building:
-        build.awaited(thread, _BUILT)
