@@ -49,6 +49,11 @@ TURN_SECONDS = 0.01
 while the host takes the others."""
 
 
+GATHER_SECONDS = 0.0005
+"""Where nothing runs, prompts that come so soon after one another are read together. While the event loop is busy with others,
+which holds the interpreter, it is longer."""
+
+
 @dataclass(eq=False)
 class _Reading:
     """A prompt of which `position` tokens have been read. states: after them, empty at the start."""
@@ -150,9 +155,13 @@ class Engine(threading.Thread):
     def _wait(self) -> bool:
         """Wait for work; False: there is none, and none will come."""
         with self._condition:
-            while not (self._queue or self._reading or self._rows.live() or self.closing):
+            running, waiting = bool(self._reading or self._rows.live()), 0
+            while not (self._queue or running or self.closing):
                 self._condition.wait()
-            return bool(self._queue or self._reading or self._rows.live())
+        while not running and waiting < len(self._queue) < self.slots:
+            waiting = len(self._queue)
+            time.sleep(GATHER_SECONDS)
+        return bool(self._queue or running)
 
     def _turn(self) -> None:
         """One step of every text, and pieces of prompts; or several steps."""

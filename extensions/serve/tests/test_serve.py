@@ -550,6 +550,19 @@ def test_a_shared_prefix_is_read_once():
         assert served.metric("step_seconds_count") - steps <= 9, "all begin in one step"
 
 
+def test_prompts_that_come_soon_after_one_another_are_read_together(monkeypatch):
+    monkeypatch.setattr("elman_serve.engine.GATHER_SECONDS", 0.5)
+    real, groups = Engine._read_on, []
+    monkeypatch.setattr(Engine, "_read_on", lambda engine, group: groups.append(len(group)) or real(engine, group))
+    asked = [Request(b"abc%d" % n, Sampling(), 3, threading.Event(), seed=n) for n in range(3)]
+    with Served() as served:
+        for request in asked:
+            served.engine.submit(request)
+            time.sleep(0.01)
+        until(lambda: all(request.done for request in asked))
+    assert groups == [3]
+
+
 def test_many_prompts_are_read_by_as_many_operators_as_two_and_each_state_has_its_memory():
     model, counts = ladder("e42"), []
 
