@@ -51,10 +51,10 @@ def gates(cell: Cell, rows: int, dtype: torch.dtype, width: int, heads: int = 1)
 
 def matrix(
     rows: int, columns: int, dtype: torch.dtype, maps: Maps = PLAIN, write: bool = False, of: MatrixKernel = e88,
-    linear: bool = False,
+    linear: bool = False, step: bool = False,
 ) -> Program:  # fmt: skip
-    size = Size(rows, columns, dtype, of.cell.form(maps, [linear], write))
-    return Program("matrix_state", extension(of.cell, "cuda", size))
+    size = Size(rows, columns, dtype, of.cell.form(maps, [linear], write), step)
+    return Program("matrix_step" if step else "matrix_state", extension(of.cell, "cuda", size))
 
 
 def decode(dtype: torch.dtype, cell: Cell | None = None) -> Program:

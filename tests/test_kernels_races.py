@@ -25,6 +25,7 @@ STEPS = 37  # three segments
 LONG = 117  # eight, more than there are places for where sixteen steps go at once
 FUSED_32X24 = matrix(32, 24, bf16, FUSED, write=True)
 LARGE = matrix(64, 72, bf16)
+STEP = matrix(96, 20, bf16, FUSED, write=True, step=True)
 PROGRAMS = {  # to numbers of heads
     matrix(16, 16, bf16, FUSED): 3,  # a warp a team
     matrix(32, 32, bf16): 1,
@@ -41,6 +42,8 @@ PROGRAMS = {  # to numbers of heads
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
     matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
     matrix(32, 32, bf16, of=e75): 1,
+    STEP: 1,
+    matrix(64, 7, f32, FUSED, of=e97, step=True): 1,
 }
 BLOCKED = {
     matrix(rows, columns, bf16, FUSED, write=True, linear=True): 1 for rows, columns in ((64, 24), (64, 72), (128, 72))
@@ -71,6 +74,8 @@ LOOP = "    __pipeline_wait_prior(0);\n    team_sync<P>(at.team);\n"
 SCORES = "      score_now = c.slots_received(), written = softmax<Elem>(kappa * score_now);"
 SENT = "c.send_number(warp_sum(w * h));"
 W_PART = "c.partials(c.w_part, 1);"
+SHARES = "    if (lane < P::across) store<P::E>(&shares[threadIdx.x / 32][at], x);"
+READ = "  float r[E] = {}, energy[E] = {};"
 STORE = "product.store(partial_out, g.rows);"
 MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "no helpers_sync in the backward's loop": (
@@ -124,6 +129,12 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     ),
     "no barrier before sums of E23 are added": (E23, "e23.cuh", (f"{W_PART}\n    __syncthreads();", W_PART)),
     "no barrier before sums are added": (DENSE, "dense.cuh", (f"{STORE}\n      __syncthreads();", STORE)),
+    "no barrier before a step's shares are added": (
+        STEP,
+        "matrix_step.cuh",
+        (f"{SHARES}\n    __syncthreads();", SHARES),
+    ),
+    "no barrier before a step's vectors are read": (STEP, "matrix_step.cuh", (f"  __syncthreads();\n\n{READ}", READ)),
     "a wait of one lane": (
         DENSE,
         "dense.cuh",

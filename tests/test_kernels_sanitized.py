@@ -31,7 +31,24 @@ from typing import Any
 import elman_csrc
 import pytest
 from emulated import compile_emulated
-from gpu_programs import FUSED, HERE, Program, bf16, decode, dense, e1, e42, f16, f32, gates, matrix, name_of, rnn, tape
+from gpu_programs import (
+    FUSED,
+    HERE,
+    Program,
+    bf16,
+    decode,
+    dense,
+    e1,
+    e42,
+    e97,
+    f16,
+    f32,
+    gates,
+    matrix,
+    name_of,
+    rnn,
+    tape,
+)
 
 from elman_core.kernels import build, toolchain
 from elman_core.testing.kernel import need_host_compiler
@@ -70,6 +87,8 @@ PROGRAMS = [
     matrix(16, 16, bf16, FUSED),
     matrix(16, 16, f16),
     matrix(32, 20, f32, write=True),
+    matrix(128, 36, bf16, FUSED, write=True, step=True),
+    matrix(36, 7, f32, FUSED, of=e97, step=True),
     decode(bf16),
     decode(f16),
     decode(f32),  # norm and draw alone
@@ -80,6 +99,8 @@ EMULATED = [
     matrix(32, 24, bf16, FUSED, write=True),
     matrix(4, 72, bf16, FUSED),
     matrix(64, 40, bf16),
+    matrix(36, 7, f32, FUSED, of=e97, step=True),
+    matrix(96, 36, bf16, FUSED, write=True, step=True),
     decode(bf16),
     decode(f16, e1.cell),
     tape(bf16, 64, packed=True),

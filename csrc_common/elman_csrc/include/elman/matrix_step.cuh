@@ -250,10 +250,16 @@ __global__ void __launch_bounds__(P::threads, 1024 / P::threads) step_kernel(con
   if (threadIdx.x < P::across && mine) store<E>(reinterpret_cast<typename P::Store*>(a.o) + std::int64_t(head) * P::V + column, o);
 }
 
+// Whether the kernel may begin while the previous one ends.
+#if defined(__CUDA_ARCH_LIST__)
+constexpr bool kEarly = kArchitecture >= 900;
+#else
+constexpr bool kEarly = true;
+#endif
+
 template <class P>
 cudaError_t launch_step(const MatrixCall& a) {
-  const bool early = kArchitecture >= 900;
-  return start(step_kernel<P>, a, a.batch * a.heads * P::blocks, P::threads, sizeof(StepShared<P>), early,
+  return start(step_kernel<P>, a, a.batch * a.heads * P::blocks, P::threads, sizeof(StepShared<P>), kEarly,
                reinterpret_cast<cudaStream_t>(a.stream));
 }
 
