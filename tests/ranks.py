@@ -29,7 +29,7 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ELMAN_RANK_TIMEOUT": "30", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "ELMAN_RANK_TIMEOUT": "60", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for GPUs must not initialise CUDA before the fork
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 from harness import LIMITS, Row, Setting
@@ -58,21 +59,17 @@ def build(name: str, setting: Setting) -> LadderForCausalLM:
 
 def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> float:
     """Of the loop behind `elman generate`."""
-    real = decoder.recorder_for
-    os.environ["ELMAN_WHOLE"] = "on" if way == "program" else "off"
-    if way == "program" and decoder.program_for(model, count) is None:
-        raise ValueError("this model has no program")
-    try:
-        if way == "eager":
-            decoder.recorder_for = lambda *_: None  # type: ignore[assignment]
+    recorder_for = (lambda *_: None) if way == "eager" else decoder.recorder_for
+    program = "on" if way == "program" else "off"
+    with mock.patch.dict(os.environ, ELMAN_WHOLE=program), mock.patch.object(decoder, "recorder_for", recorder_for):
+        if way == "program" and decoder.program_for(model, count) is None:
+            raise ValueError("this model has no program")
         rows = generate_bytes(model, PROMPT, max_new_bytes=SKIPPED + count, num=samples, how=HOW, seed=0)
         for _ in range(SKIPPED):
             next(rows)
         started = time.perf_counter()
         came = sum(1 for _ in rows)
         return came * samples / (time.perf_counter() - started)
-    finally:
-        decoder.recorder_for = real
 
 
 def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from elman_core import __version__
+import elman_core
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -63,4 +63,4 @@ def versions(requirements: Mapping[str, str]) -> dict[str, str]:
     """Versions of the core, the plugins and the libraries that compute. `requirements`: by variant, `name==version`."""
     names = ("torch", "transformers", "safetensors", "numpy", "schedulefree")
     libraries = {name: metadata.version(name) for name in names}
-    return {"elman-core": __version__, **dict(r.split("==", 1) for r in requirements.values()), **libraries}
+    return {"elman-core": elman_core.__version__, **dict(r.split("==", 1) for r in requirements.values()), **libraries}
