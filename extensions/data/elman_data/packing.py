@@ -103,7 +103,7 @@ def pack(
         try:
             if out.exists():  # a kill came between the last two lines of this block
                 made = PackedFile(out).manifest
-                shutil.rmtree(folder)
+                _discard(folder)
                 return made
             jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
             digests = _run(jobs, step)
@@ -112,10 +112,17 @@ def pack(
             os.replace(folder / manifest.name, manifest)  # first: a packed file always has its manifest
             os.replace(folder / "packed", out)
             sync(out.parent)
-            shutil.rmtree(folder)
+            _discard(folder)
         finally:
             lock.close()
     return made
+
+
+def _discard(folder: Path) -> None:
+    """Remove the units, and before them what says that they are done: after a kill none may be taken for whole."""
+    for done in folder.glob("*.json"):
+        done.unlink()
+    shutil.rmtree(folder)
 
 
 def _job(number: int, unit: Unit, how: How, seed: int, unique: bool, folder: Path) -> Job:

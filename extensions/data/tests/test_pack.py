@@ -275,6 +275,27 @@ def test_a_kill_while_anything_is_written_leaves_nothing_beside_the_file(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out", "out.json"]
 
 
+def test_a_file_that_is_removed_is_packed_again_where_a_kill_left_a_part_of_the_units(
+    tmp_path, monkeypatch, small_units
+):
+    path, out = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), tmp_path / "out"
+
+    def killed(folder):
+        for tokens in folder.glob("*.tokens"):
+            tokens.unlink()
+        os._exit(9)
+
+    if not (process := os.fork()):
+        monkeypatch.setattr(packing.shutil, "rmtree", killed)
+        os._exit(main(["data", "pack", str(path), "--out", str(out)]))
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
+    good = out.read_bytes()
+    out.unlink()
+    assert main(["data", "pack", str(path), "--out", str(out)]) == 0
+    assert out.read_bytes() == good
+    assert not list(tmp_path.glob(".out*"))
+
+
 def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
