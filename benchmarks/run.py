@@ -72,6 +72,7 @@ PROBLEMS = {
     "tracking": ("tracking", "share of right answers: which recurrences track a state (CPU)", ""),
     "cpu": ("cpu", "tok/s and GiB of whole training steps on a CPU, beside the tree before", ""),
     "data": ("data", "MB/s packed, tokens/s fed from packed files, eight ranks (CPU)", "datasets"),
+    "feeding": ("feeding", "tok/s of trainings fed from three packed files, and the gaps between their kernels", ""),
     "kills": ("kills", "trainings and schedulers that are killed end as if they had not been (CPU)", ""),
 }
 """Name: (module, whose `rows` or NAME are called, what is measured, peers)."""

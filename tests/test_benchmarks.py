@@ -19,8 +19,8 @@ from elman_core.registry import parse_size, resolve
 from elman_core.size import count
 from elman_core.testing.kernel import need_host_compiler
 
-LONG = ("scaling", "kills", "verify")
-"""Problems of many processes, a compiler and a training that is killed: a minute."""
+LONG = ("scaling", "kills", "verify", "feeding")
+"""Problems of many processes, a compiler or a training that is killed: half a minute and more."""
 AGREE = {
     "dense": {"cuBLAS per step", "torch.nn.RNN float32"}, "gates": {"torch.nn.GRU", "torch.nn.LSTM"}, "conv": {"torch conv1d"},
     "cross-entropy": {"torch linear_cross_entropy", "torch"},
