@@ -70,6 +70,7 @@ PROBLEMS = {
     "parity": ("parity", "errors of the baselines against float64", "mamba_ssm's and fla's layers"),
     "verify": ("verify", "errors of kernels against float64, full grid", ""),
     "tracking": ("tracking", "share of right answers: which recurrences track a state (CPU)", ""),
+    "plain-lstm": ("plain_lstm", "accuracy on formal languages: what the ladder adds to torch.nn.LSTM", ""),
     "cpu": ("cpu", "tok/s and GiB of whole training steps on a CPU, beside the tree before", ""),
     "data": ("data", "MB/s packed, tokens/s fed from packed files, eight ranks (CPU)", "datasets"),
     "feeding": ("feeding", "tok/s of trainings fed from three packed files, and the gaps between their kernels", ""),
