@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from .generation.step import batched_step
     from .kernels.build import build as build_kernel
     from .kernels.decode.portable import kept_scores, race
-    from .kernels.dispatch import SHORTEST
+    from .kernels.dispatch import SHORTEST, registered
     from .kernels.program import CpuRecorder
+    from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc
     from .kernels.verify import check_inputs, failures
     from .kernels.verify import verify as verify_kernel
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep
     from .model.tokenizer import load_tokenizer, vocabulary_texts
-    from .nn import scaled_once
+    from .nn import WrapperMixer, scaled_once
     from .nn.layers import resolve_pattern
     from .registry import (
         CheckpointError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         PluginError,
         StorageError,
         check_value,
+        config_to_dict,
         did_you_mean,
         errors,
         how_to_install,

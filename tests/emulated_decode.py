@@ -3,12 +3,12 @@
 from functools import cache
 
 import pytest
+from elman_authors.testing.kernel import need_host_compiler
 from emulated import LIBRARY, compile_emulated
 
 from elman_core.kernels import launch
 from elman_core.kernels.decode import native
 from elman_core.kernels.decode.spec import DTYPES, NARROW, case
-from elman_core.testing.kernel import need_host_compiler
 
 
 def emulated_modules(folder):

@@ -12,12 +12,12 @@ import pytest
 import python_sources
 import run
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from problems import step, verify
 from problems.step_profile import profile_steps, summarize
 
 from elman_core.registry import parse_size, resolve
 from elman_core.size import count
-from elman_core.testing.kernel import need_host_compiler
 
 LONG = ("scaling", "kills", "verify", "feeding")
 """Problems of many processes, a compiler or a training that is killed: half a minute and more."""

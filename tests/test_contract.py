@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from broken_mixers import BROKEN, Sound, SoundConfig
+from elman_authors.testing import KernelContract, VariantContract, initial
+from elman_authors.testing.mixer_contract import MixerContract
 from torch.autograd.gradcheck import GradcheckError
 
 from elman_core.registry import ConfigError, Installed, Mixer, Variant, list_variants, plugins
-from elman_core.testing import KernelContract, VariantContract, initial
-from elman_core.testing.mixer_contract import MixerContract
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"gate": "silu", "bias": False})
 

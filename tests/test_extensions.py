@@ -1,5 +1,6 @@
 """Extensions: commands and loggers of other packages, found without an import; what is wrong with one is one line."""
 
+import importlib
 import re
 import sys
 import tomllib
@@ -127,3 +128,9 @@ def test_the_known_extensions_are_those_of_this_repository():
 
 def test_every_name_for_extensions_is_there():
     assert [name for name in extension.__all__ if getattr(extension, name, None) is None] == []
+
+
+def test_the_old_place_of_the_contract_names_the_new_one() -> None:
+    says = r"^elman_core\.testing is elman_authors\.testing now: .* pip install \./extensions/authors .*$"
+    with pytest.raises(ImportError, match=says):
+        importlib.import_module("elman_core.testing.oracle")

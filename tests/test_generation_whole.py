@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from decoding_helpers import ladder
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.generation import Sampling, decoder, generate_bytes, loop, whole
 from elman_core.kernels import build, launch
@@ -16,7 +17,6 @@ from elman_core.kernels.whole.native import Run
 from elman_core.model import LadderLM
 from elman_core.registry import KernelError, list_variants
 from elman_core.registry.errors import KernelTimeoutError
-from elman_core.testing.kernel import need_host_compiler
 
 PROMPT = b"a prompt, "
 SMALL = {"blocks": 3, "large": 1000}  # states of this size are shared by the blocks

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from train_helpers import wait_for
 
 from elman_core.cli import main
 from elman_core.kernels import build, runtime, toolchain
 from elman_core.kernels.build import Extension
 from elman_core.registry import ConfigError, KernelError, list_variants
-from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 # A Python module without pybind11, so that it compiles in a moment; its answer comes from a header that another one includes.
 SOURCE = """

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from linear_cells import CELLS, DELTANET, Made
 
 from elman_core.kernels import ElementwiseKernel, GatesKernel, MatrixKernel
@@ -12,7 +13,6 @@ from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 MATRIX = case((2, 18, 1, 4, 3), torch.float64)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import Case, DenseKernel
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import ConfigError
-from elman_core.testing.kernel import need_host_compiler
 
 # h = (1 - g) h' + g tanh(a), g = sigmoid(e): once with a, once with the candidate found again from the states.
 CELL = """

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from torch.func import jvp
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +16,6 @@ from elman_core.kernels.gates.native import rows_of
 from elman_core.kernels.verify import failures, verify
 from elman_core.nn import GatesMixer, WrapperConfig, gate
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 T, B, D = 4, 2, 3

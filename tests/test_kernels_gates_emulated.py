@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import Case, GatesKernel
 from elman_core.kernels.dense.plan import Device
 from elman_core.kernels.gates import native
 from elman_core.kernels.verify import failures, verify
-from elman_core.testing.kernel import need_host_compiler
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
 

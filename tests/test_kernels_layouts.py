@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from torch import Tensor
 
 from elman_core.kernels import Case, KernelSpec, Maps, launch, verify
 from elman_core.kernels.causal_conv.op import Kernel as Convolution
-from elman_core.testing.kernel import need_host_compiler
 
 LAYOUTS = {
     "contiguous": lambda x: x.contiguous(),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from linear_cells import CELLS as LINEAR
 from linear_cells import GATED, KIMI, Made
 from problems.fla_rules import RULES
@@ -19,7 +20,6 @@ from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError
-from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 

@@ -12,6 +12,7 @@ from typing import Any
 import elman_csrc
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import build
 from elman_core.kernels.matrix import native as matrix_native
@@ -19,7 +20,6 @@ from elman_core.kernels.matrix import spec as matrix_spec
 from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
-from elman_core.testing.kernel import need_host_compiler
 
 matrix = pytest.importorskip("elman_e88.op").e88
 FUSED: dict[str, Any] = {"maps": matrix.cell.maps[0], "fused": True}

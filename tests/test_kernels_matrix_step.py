@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from linear_cells import GATED, KIMI
 from test_kernels_matrix_cells import CELLS, DECAYED
 
@@ -14,7 +15,6 @@ from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
-from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 SHIPPED: dict[str, Any] = {

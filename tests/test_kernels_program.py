@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing.kernel import need_host_compiler
 from torch import nn
 
 from elman_core import LadderLM
@@ -25,7 +26,6 @@ from elman_core.kernels.program.lower import CODES, INT8
 from elman_core.kernels.program.recorder import CpuRecorder
 from elman_core.kernels.runtime import row_by_row, spare_rows
 from elman_core.registry import ConfigError, KernelError, list_variants
-from elman_core.testing.kernel import need_host_compiler
 
 f32, bf16 = torch.float32, torch.bfloat16
 ROWS = torch.tensor([[0, 69, 7, 7, 13]])

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import elman_csrc
 import pytest
+from elman_authors.testing.kernel import need_host_compiler
 from emulated import HERE, compile_detector, compile_to_find_races, find_races
 from gpu_programs import FUSED, Program, bf16, dense, e75, e97, f16, f32, gates, matrix, name_of, rnn, tape
 
 from elman_core.kernels.build import Extension
-from elman_core.testing.kernel import need_host_compiler
 
 Compile = Callable[..., Path]
 STEPS = 37  # three segments

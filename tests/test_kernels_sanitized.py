@@ -30,6 +30,7 @@ from typing import Any
 
 import elman_csrc
 import pytest
+from elman_authors.testing.kernel import need_host_compiler
 from emulated import compile_emulated
 from gpu_programs import (
     FUSED,
@@ -51,7 +52,6 @@ from gpu_programs import (
 )
 
 from elman_core.kernels import build, toolchain
-from elman_core.testing.kernel import need_host_compiler
 
 TOOLS = ("memcheck", "racecheck")
 SAYS = "every output was written"

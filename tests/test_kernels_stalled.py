@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import Case, KernelSpec
 from elman_core.kernels.dense import native as dense
 from elman_core.kernels.dense.plan import Device
 from elman_core.registry.errors import KernelTimeoutError
-from elman_core.testing.kernel import need_host_compiler
 
 bf16 = torch.bfloat16
 KERNELS = {  # module, name of the kernel, (T, B, d), dtype

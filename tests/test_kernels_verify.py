@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import elman_csrc
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from elman_e1.op import e1 as e1_dense
 from elman_e42.op import e42 as e42_dense
 from torch import Tensor
@@ -30,7 +31,6 @@ from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
 from elman_core.registry import KernelError
 from elman_core.registry.errors import KernelTimeoutError, KernelUnavailableError
-from elman_core.testing.kernel import need_host_compiler, need_nvcc
 
 SMALL = Case({"T": 7, "B": 3, "d": 5}, torch.float64)
 MASKED = dataclasses.replace(SMALL, masked=True)

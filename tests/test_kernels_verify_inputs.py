@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from elman_e1.op import e1
 from linear_cells import CELLS
 from torch import Tensor
@@ -15,7 +16,6 @@ from elman_core.kernels import Case, KernelSpec, verify_cache
 from elman_core.kernels import verify as verify_module
 from elman_core.kernels.verify import Row, failures, verify
 from elman_core.registry import KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 f64, bf16 = torch.float64, torch.bfloat16
 SMALL = Case({"T": 7, "B": 3, "d": 5}, f64)

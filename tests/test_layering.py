@@ -26,13 +26,12 @@ MAY_IMPORT = {
     "training": {"registry", "kernels", "nn", "model", "data", "generation"},
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
-MAY_IMPORT["testing"] = {*MAY_IMPORT}
 
 # Whoever may import a library or a module of the standard library that others may not, and why.
 ONLY = {
     "transformers": ("elman_core/model/", "extensions/data/elman_data/encode.py"),
     "pluggy": ("elman_core/registry/",),
-    "pytest": ("elman_core/testing/",),
+    "pytest": ("extensions/authors/elman_authors/testing/",),
     "typer": (
         "elman_core/cli/",
         "extensions/authors/elman_authors/cli/",
@@ -48,7 +47,6 @@ ONLY = {
     "subprocess": (
         "elman_core/kernels/build.py",  # compilers
         "elman_core/training/run/facts.py",  # the commit of the code, for the manifest
-        "elman_core/testing/",  # another process that loads a checkpoint
         "extensions/authors/elman_authors/checks.py",  # pip, and a plugin's own tests
         "extensions/bench/elman_bench/jobs/local.py",  # jobs
         "extensions/bench/elman_bench/jobs/child.py",  # the command of a job
@@ -109,7 +107,6 @@ def test_the_core_imports_downwards_only(name: str, tree: ast.Module) -> None:
         target = module.split(".")[1] if module.startswith("elman_core.") else ""
         if target in MAY_IMPORT and package and target != package:
             assert target in MAY_IMPORT[package], f"{name} imports {module}: {package} is below {target}"
-        assert target != "testing" or package == "testing", f"{name} imports the tests' kit"
 
 
 def test_some_libraries_have_one_place() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from rich.console import Console
 from train_helpers import closed_pipe, settings
 
@@ -20,7 +21,6 @@ from elman_core.cli import main
 from elman_core.cli.train import on_gpus
 from elman_core.kernels import dispatch
 from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.testing.kernel import need_host_compiler
 from elman_core.training import estimate, loop
 from elman_core.training.estimate import seconds_a_step
 from elman_core.training.objective import forward_loss

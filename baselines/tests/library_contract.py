@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from elman_authors.testing import VariantContract
 
 from elman_core.registry import KernelError
-from elman_core.testing import VariantContract
 
 MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("1111111", "0011111", "1011001")])
 STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("0001001", "0010000", "0100010")])

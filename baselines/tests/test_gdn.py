@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing import initial, sigmoid, silu
 from elman_baselines.gdn import GatedDeltaNet, GDNConfig, delta_rule_chunked, delta_rule_reference, op
 from elman_baselines.library import Library
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -18,7 +19,6 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 from elman_core.nn import l2_normalize
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing import initial, sigmoid, silu
 
 from .library_contract import LibraryContract
 

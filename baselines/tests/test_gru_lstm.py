@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elman_authors.testing import VariantContract, initial, sigmoid
 from elman_baselines.rnn import gru, gru_reference, lstm, lstm_reference
 from elman_baselines.rnn.op import packed_for_cudnn
-
-from elman_core.testing import VariantContract, initial, sigmoid
 
 T, B, W, D = 7, 4, 5, 4
 Step = Callable[..., tuple[np.ndarray, ...]]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing import initial, sigmoid, silu
 from elman_baselines.kda import op
 from elman_baselines.kda.op import rule
-
-from elman_core.testing import initial, sigmoid, silu
 
 from .library_contract import LibraryContract
 

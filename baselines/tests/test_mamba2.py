@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing import initial, silu
 from elman_baselines.mamba2 import Mamba2, Mamba2Config, op, ssd_chunked, ssd_reference
 from transformers import Mamba2Config as TheirConfig
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from elman_core.kernels.causal_conv.op import causal_conv
 from elman_core.registry import ConfigError
-from elman_core.testing import initial, silu
 
 from .library_contract import LibraryContract
 

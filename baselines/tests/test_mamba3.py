@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_authors.testing import initial, sigmoid, silu
 from elman_baselines.mamba3 import op
 
 from elman_core.registry import ConfigError
-from elman_core.testing import initial, sigmoid, silu
 
 from .library_contract import LibraryContract
 

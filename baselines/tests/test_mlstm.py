@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing import VariantContract, initial
 from elman_baselines.mlstm import mlstm
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-
-from elman_core.testing import VariantContract, initial
 
 B, T, H, N, V = 2, 9, 2, 4, 4
 States = tuple[Tensor, Tensor, Tensor]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elman_authors.testing import initial, sigmoid
 from elman_baselines.rwkv7 import op
 from elman_baselines.rwkv7.op import rule
 
 from elman_core.registry import ConfigError
-from elman_core.testing import initial, sigmoid
 
 from .library_contract import LibraryContract
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing import VariantContract, initial
 from elman_baselines.rnn.op import slstm, slstm_exp_gates, slstm_gates
 from torch import Tensor
 from torch.nn.functional import logsigmoid
-
-from elman_core.testing import VariantContract, initial
 
 T, B, W, H, C = 9, 3, 5, 2, 3  # steps, rows, inputs, heads, channels of a head
 States = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elman_authors.testing import VariantContract, initial, silu
 from elman_baselines.transformer import Attention, SwiGLU, TransformerConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from elman_core.model import LadderCache, LadderForCausalLM, LadderLM
 from elman_core.registry import ConfigError
-from elman_core.testing import VariantContract, initial, silu
 from elman_core.training.run.display import backends
 
 MASK_BT = torch.tensor([[c == "1" for c in row] for row in ("111111", "001111", "101101")])

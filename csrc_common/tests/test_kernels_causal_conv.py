@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_gpu, need_host_compiler
 
 from elman_core.kernels.causal_conv import native, op
 from elman_core.kernels.causal_conv.portable import reference
@@ -15,7 +16,6 @@ from elman_core.kernels.causal_conv.spec import first_use
 from elman_core.kernels.spec import Case, KernelSpec
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
-from elman_core.testing.kernel import need_gpu, need_host_compiler
 
 f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
 

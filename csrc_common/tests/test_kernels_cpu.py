@@ -6,13 +6,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import Case, Maps, build, dispatch, toolchain
 from elman_core.kernels.matrix.problems import case as matrix_case
 from elman_core.kernels.rows.spec import case as rows_case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 e88 = pytest.importorskip("elman_e88.op").e88
 m2rnn = pytest.importorskip("elman_m2rnn.op").m2rnn

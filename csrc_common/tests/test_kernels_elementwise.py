@@ -9,11 +9,11 @@ import elman_csrc
 import pytest
 import torch
 from elementwise_helpers import Module, Problem, Step, reference, too_far
+from elman_authors.testing.kernel import need_gpu, need_host_compiler, need_nvcc
 from emulated import LIBRARY, compile_emulated
 from torch import Tensor
 
 from elman_core.kernels.build import Extension, build, local_arch
-from elman_core.testing.kernel import need_gpu, need_host_compiler, need_nvcc
 
 f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 TANH = 2**-11  # relative error of the hardware's tanh, which 16-bit storage takes

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels.rows import native
 from elman_core.kernels.rows.spec import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError, KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 kernel = pytest.importorskip("elman_m2rnn.op").m2rnn
 bf16, f16 = torch.bfloat16, torch.float16

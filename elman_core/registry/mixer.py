@@ -16,7 +16,7 @@ StateSpec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Mixer(nn.Module):
-    """Maps x (B, T, D) to y (B, T, D). The contract, which `elman_core.testing.VariantContract` checks in full:
+    """Maps x (B, T, D) to y (B, T, D). The contract, which `elman_authors.testing.VariantContract` checks in full:
 
     1. `forward(x_BTD, state=None, mask_BT=None, starts_BT=None) -> (y_BTD, state)`. `state=None` is the initial state, made
        inside. A state is a `dict[str, Tensor]`, batch first, never changed in place, and no view of anything larger. Where

@@ -27,14 +27,8 @@ INNER = (
     "reference.py",
 )  # of the package of each variant; and op.py, if the mixer imports it
 FORBIDDEN = ("transformers", "pluggy")
-PUBLIC: tuple[str, ...] = (
-    "elman_core",
-    "elman_core.kernels",
-    "elman_core.nn",
-    "elman_core.registry",
-    "elman_core.testing",
-)
-FOR_EXTENSIONS: tuple[str, ...] = ("elman_core", "elman_core.extension", "elman_core.testing")
+PUBLIC: tuple[str, ...] = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry")
+FOR_EXTENSIONS: tuple[str, ...] = ("elman_core", "elman_core.extension")
 
 
 class Plugin:

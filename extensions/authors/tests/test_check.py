@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from elman_authors.checks import kernel_checks
+from elman_authors.testing.kernel import need_host_compiler
 from linear_cells import CELLS, DELTANET, Made
 
 from elman_core.cli import main
 from elman_core.kernels import Case, toolchain
 from elman_core.kernels.spec import Inputs
 from elman_core.registry import KernelError
-from elman_core.testing.kernel import need_host_compiler
 
 ON_A_GPU = """const T b = x.c[0] * d.write;
 #if defined(__CUDA_ARCH__)

@@ -27,15 +27,14 @@ class MeanConfig: ...
 
 """
 MEAN_TEST = """
-from elman_core.testing import VariantContract
+from elman_authors.testing import VariantContract
 
 class TestMean(VariantContract):
     variant = "mean"
 """
 TWICE_TEST = """
 import numpy as np
-
-from elman_core.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_authors.testing import VariantContract, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 
 class TestTwice(VariantContract):
@@ -150,8 +149,7 @@ MemoryMixer = MlstmMixer
 """
 MEMORY_TEST = """
 import numpy as np
-
-from elman_core.testing import VariantContract, maps_gradient, sigmoid
+from elman_authors.testing import VariantContract, maps_gradient, sigmoid
 
 
 class TestMemory(VariantContract):

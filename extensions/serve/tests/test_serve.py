@@ -23,6 +23,7 @@ import pytest
 import torch
 from cpu_graph import CpuRecorder as GraphRecorder
 from decoding_helpers import ladder
+from elman_authors.testing.kernel import need_host_compiler
 from packed_files import documents, write_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,7 +31,6 @@ from elman_core.cli import main
 from elman_core.extension import ConfigError, Sampling, printable, recorder_for, vocabulary_texts
 from elman_core.generation import generate_tokens
 from elman_core.model import LadderForCausalLM, LadderLM
-from elman_core.testing.kernel import need_host_compiler
 
 openai, uvicorn = pytest.importorskip("openai"), pytest.importorskip("uvicorn")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from elman_authors.testing import VariantContract, initial, maps_gradient, sigmoid, silu, silu_slope
 
 from elman_core import ConfigError
 from elman_core.registry import resolve
-from elman_core.testing import VariantContract, initial, maps_gradient, sigmoid, silu, silu_slope
 
 
 class TestE14(VariantContract):

@@ -1,9 +1,8 @@
 """E2: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, silu, silu_slope
-from elman_core.testing.oracle import EPS
+from elman_authors.testing import VariantContract, initial, silu, silu_slope
+from elman_authors.testing.oracle import EPS
 
 
 class TestE2(VariantContract):

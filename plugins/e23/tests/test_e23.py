@@ -4,10 +4,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from elman_authors.testing import VariantContract, silu, silu_slope
+from elman_authors.testing.initial import Normal, orthogonal, wrapper, xavier
 from elman_e23.reference import e23_reference
-
-from elman_core.testing import VariantContract, silu, silu_slope
-from elman_core.testing.initial import Normal, orthogonal, wrapper, xavier
 
 
 def softmax(scores):

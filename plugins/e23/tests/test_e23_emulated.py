@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from elman_authors.testing.kernel import need_host_compiler
 from elman_e23 import op
 
 from elman_core.kernels import Case, KernelError
 from elman_core.kernels.verify import failures, verify
-from elman_core.testing.kernel import need_host_compiler
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import numpy as np
 import torch
-
-from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
+from elman_authors.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
 
 
 class TestE34(VariantContract):

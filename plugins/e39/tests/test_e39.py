@@ -1,8 +1,7 @@
 """E39: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope
+from elman_authors.testing import VariantContract, initial, self_gate, self_gate_slope
 
 
 class TestE39(VariantContract):

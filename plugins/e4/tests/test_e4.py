@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-
-from elman_core.testing import VariantContract, initial, silu, silu_slope
+from elman_authors.testing import VariantContract, initial, silu, silu_slope
 
 
 class TestE4(VariantContract):

@@ -1,8 +1,7 @@
 """E42: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, sigmoid
+from elman_authors.testing import VariantContract, initial, sigmoid
 
 
 class TestE42(VariantContract):

@@ -1,8 +1,7 @@
 """E56: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, silu, silu_slope
+from elman_authors.testing import VariantContract, initial, silu, silu_slope
 
 
 class TestE56(VariantContract):

@@ -1,9 +1,8 @@
 """E70: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, self_gate, self_gate_slope
-from elman_core.testing.oracle import scaled, scaled_gradient
+from elman_authors.testing import VariantContract, initial, self_gate, self_gate_slope
+from elman_authors.testing.oracle import scaled, scaled_gradient
 
 SMALL = {"n_state": 4}
 

@@ -1,8 +1,7 @@
 """E73: everything a variant promises, and its equations in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
+from elman_authors.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope
 
 SMALL = {"n_state": 4}
 

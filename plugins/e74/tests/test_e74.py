@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-
-from elman_core import ConfigError
-from elman_core.registry import resolve
-from elman_core.testing import (
+from elman_authors.testing import (
     VariantContract,
     initial,
     maps_gradient,
@@ -15,6 +12,9 @@ from elman_core.testing import (
     silu,
     silu_slope,
 )
+
+from elman_core import ConfigError
+from elman_core.registry import resolve
 
 SMALL = {"n_state": 4}
 DIAGONAL = {**SMALL, "state": "diagonal"}

@@ -1,8 +1,7 @@
 """E75: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
+from elman_authors.testing import VariantContract, initial, maps_gradient, self_gate, self_gate_slope, sigmoid
 
 SMALL = {"n_state": 4}
 

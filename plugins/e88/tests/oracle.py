@@ -5,9 +5,8 @@ width, C channels of q, k, v together. o = {option: value}, p = {parameter: arra
 """
 
 import numpy as np
-
-from elman_core.testing import sigmoid, silu, silu_slope
-from elman_core.testing.oracle import Convolution
+from elman_authors.testing import sigmoid, silu, silu_slope
+from elman_authors.testing.oracle import Convolution
 
 
 def softmax(a):

@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
+from elman_authors.testing import VariantContract, initial
 from elman_e88.mixer import E88Mixer
 
 from elman_core.nn import MatrixConfig
-from elman_core.testing import VariantContract, initial
 
 from .oracle import Row
 

@@ -1,9 +1,8 @@
 """E97: everything a variant promises, and its layer in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
-from elman_core.testing.oracle import Convolution
+from elman_authors.testing import VariantContract, initial, sigmoid, silu, silu_slope
+from elman_authors.testing.oracle import Convolution
 
 SMALL = {"n_heads": 3, "n_state": 4}
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import torch
+from elman_authors.testing import VariantContract, initial, sigmoid, silu, silu_slope
+from elman_authors.testing.oracle import Convolution
 
 from elman_core.registry import resolve
 from elman_core.size import count
-from elman_core.testing import VariantContract, initial, sigmoid, silu, silu_slope
-from elman_core.testing.oracle import Convolution
 
 
 class Row:

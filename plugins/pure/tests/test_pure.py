@@ -1,8 +1,7 @@
 """`pure`: everything a variant promises, and its equation in NumPy."""
 
 import numpy as np
-
-from elman_core.testing import VariantContract, initial
+from elman_authors.testing import VariantContract, initial
 
 
 class TestPure(VariantContract):

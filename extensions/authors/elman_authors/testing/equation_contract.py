@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core.nn import WrapperMixer
-from elman_core.registry import config_to_dict
+from elman_core.extension import WrapperMixer, config_to_dict
 
 from .harness import Harness, Options, clone
 from .oracle import Arrays, Form, Row
@@ -31,7 +30,7 @@ STARTS_BT = torch.tensor([[c == "1" for c in row] for row in ("0001001", "001000
 
 class EquationContract(Harness):
     """Inside the wrapper (`elman_core.nn.WrapperMixer`), a plugin's test class defines `step` and `step_gradient`, as
-    `elman_core.testing.oracle.Cell` describes them. Outside it, `row(o, p, x_TD, start, begins)`, an object as `oracle.Row`.
+    `elman_authors.testing.oracle.Cell` describes them. Outside it, `row(o, p, x_TD, start, begins)`, an object as `oracle.Row`.
     """
 
     equations: ClassVar[Sequence[Options]] = ()

@@ -1,6 +1,6 @@
 """The contract for plugins' tests. The test of a variant is one class::
 
-    from elman_core.testing import VariantContract
+    from elman_authors.testing import VariantContract
 
     class TestE99(VariantContract):
         variant = "e99"
@@ -10,8 +10,8 @@
         def step_gradient(self, o, p, s, x, z, gy, gs): ...   # and its derivative
         def initial_values(self, o): ...             # what each parameter starts as, as `initial.InitialContract` describes
 
-`elman_core.testing.oracle.Cell` says what the two take and return. This is the only package that imports pytest, and nothing
-imports it but tests.
+`elman_authors.testing.oracle.Cell` says what the two take and return. This is the only package that imports pytest, and only
+tests import it.
 """
 
 from __future__ import annotations

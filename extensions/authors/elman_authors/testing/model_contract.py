@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import elman_core
-from elman_core.registry import ConfigError
+from elman_core import ConfigError
 
 from .harness import Harness, Options, assert_close, stir_
 

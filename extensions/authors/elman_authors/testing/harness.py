@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elman_core.registry import Mixer, State, Variant, resolve
+from elman_core import Mixer, State, Variant
+from elman_core.extension import resolve
 
 CONTRACTS = __name__.rpartition(".")[0] + "."
 EXACT = 1e-10

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from elman_core.registry import State
+from elman_core import State
 
 from .harness import Harness, Options, assert_close, assert_identical, assert_same_state, clone, leaves
 

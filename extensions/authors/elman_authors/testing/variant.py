@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elman_core.registry import ConfigError, Variant, config_to_dict, parse_size, resolve
-from elman_core.size import count
+from elman_core import ConfigError, Variant
+from elman_core.extension import config_to_dict, count, parse_size, resolve
 
 from .equation_contract import EquationContract
 from .harness import Options

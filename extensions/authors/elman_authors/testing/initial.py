@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, Uniform
 
-from elman_core.registry import config_to_dict
+from elman_core.extension import config_to_dict
 
 from .harness import Harness, Options
 
