@@ -99,12 +99,27 @@ __device__ __forceinline__ void step_key(StepShared<P>& sm, const MatrixCall& a,
   }
 }
 
-// A warp makes a further vector.
+// A warp makes the further vectors, with all of their loads under way at once.
 template <class P>
-__device__ __forceinline__ void step_vector(StepShared<P>& sm, const MatrixCall& a, int from, int to, std::int64_t b,
-                                            std::int64_t h, int lane) {
-  const CallRows& x = a.vector[from];
-  for (int i = lane; i < P::N; i += 32) sm.vector[to][i] = fetch<P>(x.address, b * x.step + h * P::N + i, P::wide_vector(from));
+__device__ __forceinline__ void step_vectors(StepShared<P>& sm, const MatrixCall& a, std::int64_t b, std::int64_t h, int lane) {
+  constexpr int each = (P::N + 31) / 32, keep = P::keeps ? P::Cell::keep_vector : 0,
+                second = P::seconds ? P::Cell::second_vector : 0;
+  float g[each], l[each];
+#pragma unroll
+  for (int j = 0; j < each; j++) {
+    const int i = j * 32 + lane;
+    if (i >= P::N) continue;
+    if constexpr (P::keeps) g[j] = fetch<P>(a.vector[keep].address, b * a.vector[keep].step + h * P::N + i, P::wide_vector(keep));
+    if constexpr (P::seconds)
+      l[j] = fetch<P>(a.vector[second].address, b * a.vector[second].step + h * P::N + i, P::wide_vector(second));
+  }
+#pragma unroll
+  for (int j = 0; j < each; j++) {
+    const int i = j * 32 + lane;
+    if (i >= P::N) continue;
+    if constexpr (P::keeps) sm.vector[P::at_g][i] = g[j];
+    if constexpr (P::seconds) sm.vector[P::at_l][i] = l[j];
+  }
 }
 
 template <class P>
@@ -202,10 +217,7 @@ __global__ void __launch_bounds__(P::threads, 1024 / P::threads) step_kernel(con
       step_lines<P>(sm, a, b, h, first, lane);
       step_scalars<P>(sm, a, b, h, lane);
     }
-    if (job == 3) {
-      if constexpr (P::keeps) step_vector<P>(sm, a, Cell::keep_vector, P::at_g, b, h, lane);
-      if constexpr (P::seconds) step_vector<P>(sm, a, Cell::second_vector, P::at_l, b, h, lane);
-    }
+    if (job == 3) step_vectors<P>(sm, a, b, h, lane);
   }
   __syncthreads();
 
