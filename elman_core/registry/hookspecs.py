@@ -56,7 +56,7 @@ def elman_step_end(run: Any, step: int, metrics: Mapping[str, float]) -> None:
 
 @hookspec
 def elman_evaluation_end(run: Any, result: Mapping[str, float]) -> None:
-    """Observe: the held-out evaluation is done.
+    """Observe: the held-out evaluation is done. `run.end_here()` makes this step the last.
 
     :param result: step, loss (nats per byte), bits_per_byte, bytes.
     """

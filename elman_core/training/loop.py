@@ -40,6 +40,7 @@ from .run.display import Display, backends
 from .run.facts import memory_in_use
 from .run.folder import RunFolder
 from .run.protocol import card_rows
+from .settings import with_length
 from .step import Done, StepValues, TrainStep, Windows
 
 log = logging.getLogger("elman_core")
@@ -125,6 +126,7 @@ class Trainer:
         self.loggers = load_loggers(train.loggers) if plan.ranks.main else {}
         self.signals = RankSignals(plan.ranks, self.processes, self.progress.seconds)
         self.history: deque[dict[str, float]] = deque(maxlen=HISTORY)
+        self._ends = False  # whether an observer ended the training
         self.warm_up = 0.0  # seconds of the steps that build, compile and warm up: reported, not counted
 
     # what hooks read
@@ -141,6 +143,11 @@ class Trainer:
     @property
     def manifest(self) -> dict[str, Any]:
         return self.folder.manifest
+
+    def end_here(self) -> None:
+        """For `elman_evaluation_end`: this step ends the training, as if `train.steps` were its number. The schedule keeps its
+        length, and `elman resume --steps` goes on."""
+        self._ends = True
 
     # the whole
 
@@ -410,6 +417,9 @@ class Trainer:
             self.folder.record(kind="evaluation", **result)
             self.display.evaluation(result)
         self._observe("elman_evaluation_end", result=result)
+        if self.ranks.first(lambda: self._ends):
+            self.settings = with_length(self.settings, self.step, None)
+            self.folder.update(settings=self.settings.to_dict())
         return True
 
     def _save(self) -> None:

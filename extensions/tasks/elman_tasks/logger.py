@@ -1,4 +1,5 @@
-"""The logger `accuracy`: at each evaluation of a run on a task, the accuracy by length, in accuracy.jsonl in its folder."""
+"""The logger `accuracy`: at each evaluation of a run on a task, the accuracy by length, in accuracy.jsonl in its folder. A run
+whose mean over lengths reaches the task's `until` ends there."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from elman_core import hookimpl
 from elman_core.extension import ConfigError
 
 from .catalogue import find
-from .score import accuracy, add
+from .score import accuracy, add, mean
 
 
 @hookimpl
@@ -19,8 +20,12 @@ def elman_run_start(run: Any) -> None:
 
 @hookimpl
 def elman_evaluation_end(run: Any, result: Mapping[str, float]) -> None:
+    task = _task(run)
     with run.evaluating():
-        add(run.path, int(result["step"]), accuracy(run.model, _task(run)))
+        tests = accuracy(run.model, task)
+    add(run.path, int(result["step"]), tests)
+    if mean(tests, "places") >= task.until:
+        run.end_here()
 
 
 def _task(run: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ def accuracy(model: Any, task: Task, rows: int = ROWS) -> dict[str, dict[str, An
             "sequences": rows,
         }
     return result
+
+
+def mean(tests: Mapping[str, Mapping[str, Any]], key: str) -> float:
+    """The mean over lengths of a figure of `accuracy`."""
+    return statistics.fmean(test[key] for test in tests.values())
 
 
 def read(run: Path) -> list[dict[str, Any]]:

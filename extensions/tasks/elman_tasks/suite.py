@@ -24,7 +24,7 @@ from elman_bench.suite.spec import Suite, parse_suite
 from elman_core.extension import ConfigError, did_you_mean, folders, write_json
 
 from .catalogue import find
-from .score import read
+from .score import mean, read
 
 RESULT = "accuracy.json"
 
@@ -53,6 +53,11 @@ def read_suite(what: str) -> tuple[Suite, list[str], dict[str, Any]]:
     return parse_suite(tree, f"tasks-{path.stem}", text), tasks, tree
 
 
+def named(task: str, listed: Sequence[str]) -> list[str]:
+    """The tasks of a suite that a name means, with their options there; a task of another name or with options is itself."""
+    return [spec for spec in listed if spec.partition(":")[0] == task] or [task]
+
+
 def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], changes: Overrides) -> Plan:
     """All runs, those of the first seed first. Raises as `elman_bench.suite.plan.plan`, and as `find`."""
     jobs: list[Planned] = []
@@ -62,7 +67,7 @@ def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], chan
         protocol.setdefault("train", {}).update(chunk_size=find(spec).longest, loggers="accuracy")
         one = parse_suite({**tree, "protocol": protocol}, suite.name)
         planned = plan(one, dataclasses.replace(changes, data=f"task:{spec}"))
-        before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", re.sub(r",?tests=[0-9+]*", "", spec).rstrip(":")) + "-"
+        before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", _without(r"tests|until", spec)) + "-"
         jobs += [
             dataclasses.replace(job, id=before + job.id, trials=tuple(before + id for id in job.trials))
             for job in planned.jobs
@@ -84,7 +89,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
         if run.manifest.get("status") != "ok" or _is_trial(run) or not lines:
             continue
         settings, hardware = run.settings, run.manifest.get("hardware") or {}
-        task = str(settings["data"]["path"]).removeprefix("task:")
+        task = _without("until", str(settings["data"]["path"]).removeprefix("task:"))
         rows.append(
             {
                 "name": task.partition(":")[0],
@@ -98,22 +103,25 @@ def results(folder: Path) -> list[dict[str, Any]]:
                 "device": hardware.get("gpu") or "CPU",
                 "commit": run.manifest.get("git_commit"),
                 "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.nan),
-                "accuracy": _mean(lines[-1]["tests"], "places"),
-                "best": max(_mean(line["tests"], "places") for line in lines),
-                "end": _mean(lines[-1]["tests"], "end"),
-                "whole": _mean(lines[-1]["tests"], "whole"),
+                "accuracy": mean(lines[-1]["tests"], "places"),
+                "best": max(mean(line["tests"], "places") for line in lines),
+                "end": mean(lines[-1]["tests"], "end"),
+                "whole": mean(lines[-1]["tests"], "whole"),
                 "tests": lines[-1]["tests"],
             }
         )
     return rows
 
 
+def _without(options: str, spec: str) -> str:
+    """A task without options that do not change what it trains on."""
+    name, _, given = spec.partition(":")
+    kept = [option for option in given.split(",") if not re.match(f"({options})=", option)]
+    return ":".join(filter(None, (name, ",".join(kept))))
+
+
 def _is_trial(run: Run) -> bool:
     return run.suite is not None and run.path.name in run.suite.trials
-
-
-def _mean(tests: Mapping[str, Mapping[str, Any]], key: str) -> float:
-    return statistics.fmean(test[key] for test in tests.values())
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,6 +62,7 @@ class Task:
         train: shortest and longest training sequence. tests: lengths of the test sequences.
         labels: whether the last place counts, or every place with an answer. even: lengths are even.
         examples: number of different training sequences; 0: never the same twice.
+        until: a training ends at an evaluation whose mean accuracy over `tests` is at least this.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Task:
     labels: Literal["last", "every"] = "every"
     even: bool = False
     examples: int = 0
+    until: float = math.inf
     options: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -178,7 +181,8 @@ def task(name: str, **fields: Any) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def find(spec: str) -> Task:
-    """The task `name` or `name:key=value,…`: its own options, or `train=3-40`, `tests=40+256`, `labels=every`, `examples=256`.
+    """The task `name` or `name:key=value,…`: its own options, or `train=3-40`, `tests=40+256`, `labels=every`, `examples=256`,
+    `until=1`.
 
     Raises:
         ConfigError: there is none of this name, or it has no such option or value.
@@ -190,7 +194,7 @@ def find(spec: str) -> Task:
     own = chosen.defaults
     fields: dict[str, Any] = {}
     options: dict[str, int] = {}
-    known = [*own, "train", "tests", "labels", "examples"]
+    known = [*own, "train", "tests", "labels", "examples", "until"]
     for key, _, value in (text.partition("=") for text in filter(None, given.split(","))):
         if key not in known or (key == "labels" and value not in ("last", "every")):
             raise ConfigError(f"task {name} takes {', '.join(known)}, not {key}={value}.{did_you_mean(key, known)}")
@@ -202,10 +206,16 @@ def find(spec: str) -> Task:
                 fields["tests"] = tuple(int(length) for length in value.split("+"))
             elif key == "labels":
                 fields["labels"] = value
+            elif key == "until":
+                fields["until"] = float(value)
+                if not 0 < fields["until"] <= 1:
+                    raise ValueError
             else:
                 (options if key in own else fields)[key] = int(value)
         except ValueError:
-            raise ConfigError(f"task {name}: {key} takes whole numbers, not {value!r}") from None
+            raise ConfigError(
+                f"task {name}: {key} takes {'a number from 0 to 1' if key == 'until' else 'whole numbers'}, not {value!r}"
+            ) from None
     made = dataclasses.replace(chosen, name=spec, options=tuple(sorted(options.items())), **fields)
     shortest, longest = made.train
     if not 1 <= shortest <= longest or min(made.tests) < 1 or made.examples < 0:

@@ -119,6 +119,56 @@ def test_a_resumed_run_has_the_accuracies_of_an_uninterrupted_one(tmp_path, caps
     assert "the logger accuracy needs a task" in capsys.readouterr().err
 
 
+def test_a_run_ends_at_the_evaluation_that_reaches_until_as_a_finished_one(tmp_path, capsys):
+    """Any accuracy is at least 0.01, and one of a half is no 1."""
+    (tmp_path / "tiny.toml").write_text(
+        """
+tasks = ["parity:train=3-8,tests=8+16,until=0.01", "parity:train=3-9,tests=9,until=1"]
+models = ["gru@16x1"]
+seeds = 1
+[protocol.train]
+batch_size = 4
+steps = 6
+eval_every = 2
+save_every = 0
+"""
+    )
+    command = ["tasks", "suite", str(tmp_path / "tiny.toml"), "--gpus", "none", "--out", str(tmp_path / "out")]
+    assert elman(command) == 0
+    rows = {row["task"]: row for row in suites.results(tmp_path / "out")}
+    assert {task: row["steps"] for task, row in rows.items()} == {
+        "parity:train=3-8,tests=8+16": 2,
+        "parity:train=3-9,tests=9": 6,
+    }
+    solved, other = sorted((tmp_path / "out/runs").iterdir(), key=lambda run: len(read(run)))
+    assert [line["step"] for line in read(solved)] == [2]
+    assert [line["step"] for line in read(other)] == [2, 4, 6]
+    manifests = [json.loads((run / "manifest.json").read_text()) for run in (solved, other)]
+    assert [m["status"] for m in manifests] == ["ok", "ok"]
+    assert manifests[0]["horizon"]["steps"] == 6, "the schedule is that of all steps"
+    assert manifests[0]["protocol"]["steps"] == manifests[1]["protocol"]["steps"] == 6
+    files = sorted(solved.rglob("*"))
+    before = [path.stat().st_mtime_ns for path in files]
+    capsys.readouterr()
+    assert elman(["resume", str(solved)]) == 0
+    assert "2 steps" in capsys.readouterr().out
+    assert elman(command) == 0
+    assert sorted(solved.rglob("*")) == files
+    assert [path.stat().st_mtime_ns for path in files] == before
+    assert elman(["resume", str(solved), "--steps", "3"]) == 0, "by hand it goes on"
+    assert [line["step"] for line in read(solved)] == [2, 3]
+    for wrong in ("0", "1.5", "nan", "all"):
+        with pytest.raises(ConfigError, match="until takes a number from 0 to 1"):
+            find(f"parity:until={wrong}")
+
+
+def test_a_name_is_a_task_of_the_suite_with_its_options_there():
+    listed = ["parity:until=1", "mqar:pairs=8", "mqar:pairs=64"]
+    assert suites.named("mqar", listed) == listed[1:]
+    assert suites.named("parity:tests=8", listed) == ["parity:tests=8"]
+    assert suites.named("s3", listed) == ["s3"]
+
+
 def test_a_variant_of_ones_own_trains_without_an_edit(tmp_path):
     folder, _ = render("e99", tmp_path)
     leave_installed(folder)

@@ -44,7 +44,7 @@ def show(
         ["trained on", f"{_span(chosen.train)} inputs" + f", {chosen.examples:,} sequences" * bool(chosen.examples)],
         ["tested on", _lengths(chosen.tests)],
         ["answers", "at the last place" if chosen.labels == "last" else "wherever there is one"],
-        ["options", ", ".join([*options, "train", "tests", "labels", "examples"])],
+        ["options", ", ".join([*options, "train", "tests", "labels", "examples", "until"])],
     ]
     chance, *windows = chosen.windows().items()
     facts.append(["chance", f"{chance[1]:.3f}"])
@@ -120,8 +120,9 @@ def suite(
     chosen, listed, tree = suites.read_suite(name)
     folder, where = out or Path("runs") / chosen.name, places("local", gpus, avoid, slots, share)
     names = tuple(filter(None, (models or "").split(",")))
+    listed = [task for only in tasks.split() for task in suites.named(only, listed)] if tasks else listed
     changes = Overrides("", names, seeds, steps, sets=tuple(sets))
-    planned = suites.plan_tasks(chosen, tasks.split() if tasks else listed, tree, changes)
+    planned = suites.plan_tasks(chosen, listed, tree, changes)
     for left_out in planned.skipped:
         print(f"left out: {left_out.model}: {left_out.reason}")
     print(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", flush=True)
