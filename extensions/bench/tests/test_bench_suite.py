@@ -102,6 +102,14 @@ def test_the_command_line_changes_length_seeds_models_and_settings(tmp_path):
     assert (minutes.settings.train.steps, minutes.settings.train.minutes, minutes.tokens) == (None, 2.0, None)
 
 
+@pytest.mark.parametrize("label", ["<b>wide</b>", "-z", "_z", "模型"])
+def test_a_label_may_begin_with_any_character(label, tmp_path):
+    given = suite(tmp_path, TINY.replace('label = "g"', f'label = "{label}"'))
+    folder = Folder(tmp_path / "out")
+    assert len(folder.suite(given, plan(given, TEXT), None, {})) == 4
+    folder.close()
+
+
 def test_names_choose_by_label_by_model_and_by_variant(tmp_path):
     text = 'models = ["e1@8x1", {model = "e1:e2@8x1", label = "wide"}, "e42@8x1"]\n'
     for names, expected in (

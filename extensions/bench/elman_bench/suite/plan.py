@@ -281,7 +281,7 @@ def _planned(
     settings = from_dict(tree)
     resolve_settings(settings, "cpu", False)  # raises now if settings contradict each other
     parts = [entry.label, target or f"{width}x{depth}", *(_spelled(k, v) for k, v in values.items()), f"s{seed}"]
-    id = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", "-".join(parts))
+    id = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", "-".join(parts)).lstrip("_.,=+-")  # as a job's name must
     what = f"{name}@{width}x{depth}"
     return Planned(id, entry.label, what, seed, settings.train.lr, dict(values), settings, parameters, target)
 
