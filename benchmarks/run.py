@@ -106,6 +106,8 @@ def run(name: str, given: argparse.Namespace) -> list[Row]:
             print(json.dumps({"problem": name, **row}), flush=True)
             found["rows"].append({"problem": name, **row})
             save(given.out, found)
+    if not found["rows"]:
+        sys.exit(f"{name}: no row is named {given.only}; the same command without --only shows the names")
     return list(found["rows"])
 
 
