@@ -10,7 +10,10 @@ import pytest
 import torch
 from elman_authors.testing import VariantContract, initial, sigmoid
 from elman_baselines.rnn import gru, gru_reference, lstm, lstm_reference
+from elman_baselines.rnn.mixer import GRUConfig, GRUMixer, LSTMConfig, LSTMMixer
 from elman_baselines.rnn.op import packed_for_cudnn
+
+from elman_core import ConfigError
 
 T, B, W, D = 7, 4, 5, 4
 Step = Callable[..., tuple[np.ndarray, ...]]
@@ -22,6 +25,7 @@ class TestGRU(VariantContract):
         {},
         {"reset_after": False, "expansion": 1.5, "init": "normal"},
         {"in_proj": False, "zero_out_proj": True},
+        {"in_proj": False, "out_proj": False},
     )
 
     def initial_values(self, o: Any) -> dict[str, Any]:
@@ -40,7 +44,31 @@ class TestGRU(VariantContract):
 
 class TestLSTM(TestGRU):
     variant = "lstm"
-    options = ({}, {"expansion": 1.5, "init": "normal", "forget_bias": 0.5}, {"in_proj": False, "zero_out_proj": True})
+    options = (
+        {},
+        {"expansion": 1.5, "init": "normal", "forget_bias": 0.5},
+        {"in_proj": False, "zero_out_proj": True},
+        {"in_proj": False, "out_proj": False},
+    )
+
+
+MIXERS: dict[str, Any] = {"gru": (GRUMixer, GRUConfig), "lstm": (LSTMMixer, LSTMConfig)}
+
+
+@pytest.mark.parametrize(("variant", "plain"), [("gru", torch.nn.GRU), ("lstm", torch.nn.LSTM)])
+def test_without_its_maps_the_mixer_is_torchs_own_layer(variant: str, plain: type[torch.nn.RNNBase]) -> None:
+    kind, config = MIXERS[variant]
+    mixer = kind(W, config(in_proj=False, out_proj=False)).double()
+    layer = plain(W, W, batch_first=True, dtype=torch.float64)
+    layer.load_state_dict({f"{name}_l0": value for name, value in mixer.state_dict().items()})
+    x = draw(B, T, W, seed=1)
+    torch.testing.assert_close(mixer(x)[0], layer(x)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"expansion": 2.0}, {"zero_out_proj": True}])
+def test_a_mixer_without_an_output_map_is_as_wide_as_the_model(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="out_proj=false needs"):
+        LSTMMixer(W, LSTMConfig(out_proj=False, **options))
 
 
 def gru_step(x: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any, h: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -23,6 +23,7 @@ class TestSLSTM(VariantContract):
         {},
         {"heads": 2, "forget": "exp", "expansion": 1.5, "init": "normal", "norm": False},
         {"heads": 1, "in_proj": False, "zero_out_proj": True},
+        {"in_proj": False, "out_proj": False},
     )
 
     def initial_values(self, o: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 The predecessor's GRU and LSTM differ in the backbone (LayerNorm with bias, residual in the model's dtype), which here is the
 ladder for every variant, and in the settings of the preset "predecessor": expansion 2, weights from N(0, 0.02), an output
 projection that starts at zero, and for the GRU the reset gate before the product with a single bias. Its LSTM had one bias,
-which equals the sum of torch's two. `in_proj = False` feeds the recurrence directly, as torch.nn.GRU in a plain stack does;
-with the projection, two linear maps follow each other.
+which equals the sum of torch's two. With `in_proj`, two linear maps follow each other; `in_proj = False` and `out_proj = False`
+leave torch.nn.LSTM or GRU between norm and residual stream.
 
 B batch, T time, D model width, d width of the state.
 """
@@ -29,6 +29,9 @@ from .op import gru, gru_before_gates, gru_gates, lstm, lstm_gates, slstm, slstm
 class RNNConfig:
     expansion: float = option(1.0, "width of the state in units of the model width (rounded down)", gt=0, le=16)
     in_proj: bool = option(True, "a linear map from the model width to the state's width in front of the recurrence")
+    out_proj: bool = option(
+        True, "a linear map from the state's width back to the model width; without it they must be equal"
+    )
     init: Literal["xavier", "normal"] = option("xavier", "input and output maps: Xavier uniform, or N(0, 0.02)")
     zero_out_proj: bool = option(False, "start the output map at zero, so that every layer starts as the identity")
 
@@ -67,6 +70,10 @@ class RNNMixer(Mixer):
         d, heads = _inner(dim, config), getattr(config, "heads", 1)
         if d % heads:
             raise ConfigError(f"heads={heads} does not divide {d}, the width of the state: set heads or expansion")
+        if not config.out_proj and (d != dim or config.zero_out_proj):
+            raise ConfigError(
+                f"out_proj=false needs a state as wide as the model ({dim}, not {d}) and no zero_out_proj"
+            )
         self.inner, self.columns = d, d // heads
         self.in_proj = nn.Linear(dim, d, bias=False) if config.in_proj else None
         self.weight_ih = nn.Parameter(torch.empty(self.gates * d, d if config.in_proj else dim))
@@ -75,7 +82,7 @@ class RNNMixer(Mixer):
         two = getattr(config, "reset_after", self.two_biases)
         self.bias_hh = nn.Parameter(torch.empty(self.gates * d)) if two else None
         self.norm = nn.Parameter(torch.empty(d)) if getattr(config, "norm", False) else None
-        self.out_proj = nn.Linear(d, dim, bias=False)
+        self.out_proj = nn.Linear(d, dim, bias=False) if config.out_proj else None
         self.reset_parameters()
 
     def stacked(self) -> dict[str, tuple[int, ...]]:
@@ -94,9 +101,9 @@ class RNNMixer(Mixer):
                     nn.init.zeros_(b)
             if self.norm is not None:
                 nn.init.ones_(self.norm)
-            if self.config.zero_out_proj:
+            if self.config.zero_out_proj and self.out_proj is not None:
                 nn.init.zeros_(self.out_proj.weight)
-            else:
+            elif self.out_proj is not None:
                 draw(self.out_proj.weight)
 
     @property
@@ -124,7 +131,10 @@ class RNNMixer(Mixer):
             zero = x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
             state = dict.fromkeys(self.parts, zero)
         y_TBd, end = self.recur(x_TBI, state, *(None if f is None else f.T for f in (mask_BT, starts_BT)))
-        return linear(self.out_proj, y_TBd.transpose(0, 1)[:rows]), {name: s[:rows] for name, s in end.items()}
+        y_BTd = y_TBd.transpose(0, 1)[:rows]
+        return y_BTd if self.out_proj is None else linear(self.out_proj, y_BTd), {
+            name: s[:rows] for name, s in end.items()
+        }
 
     def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
         """The recurrence: outputs and the new state. `flags_TB`: mask and starts."""
