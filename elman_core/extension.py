@@ -15,6 +15,7 @@ from .imports import when_asked
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
     from .cli.generate import Storage, load_writer
+    from .cli.inspect import variant_options
     from .cli.train import read_settings
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         KernelError,
         OutOfMemoryError,
         PluginError,
+        Resolved,
         StorageError,
         check_value,
         config_to_dict,
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from .registry.checks import is_missing, one_line, ran_out
     from .registry.errors import printable
     from .registry.extensions import load_extension, packages
-    from .size import TOLERANCE, count, parse_parameters, solve_width
+    from .size import count
     from .storage import (
         appending,
         log_line,

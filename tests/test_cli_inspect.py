@@ -135,16 +135,6 @@ def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixtu
     assert {o["name"] for o in facts["options"]} == set(resolve(name).options)
 
 
-def test_list_and_size_import_neither_the_compiler_nor_transformers() -> None:
-    """Each of them takes as long to import as torch."""
-    code = (
-        "import sys; from elman_core.cli import _doctor, main; assert main(sys.argv[1:]) == 0; "
-        "assert not {'torch._dynamo', 'transformers'} & set(sys.modules)"
-    )
-    words = ["size", "e42", "--params", "10M", "--depth", "4"]
-    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)
-
-
 def test_list_imports_torch_only_when_a_plugin_has_changed(tmp_path: Path) -> None:
     code = "import sys; from elman_core.cli import _doctor, main; main(['list', '--json'])"
     code += "; print('torch' in sys.modules, file=sys.stderr)"

@@ -134,3 +134,13 @@ def test_the_old_place_of_the_contract_names_the_new_one() -> None:
     says = r"^elman_core\.testing is elman_authors\.testing now: .* pip install \./extensions/authors .*$"
     with pytest.raises(ImportError, match=says):
         importlib.import_module("elman_core.testing.oracle")
+
+
+def test_the_old_place_of_sizes_names_the_new_one() -> None:
+    says = (
+        r"^elman_core\.size\.solve_width is elman_bench\.size\.solve_width now: .* pip install \./extensions/bench .*$"
+    )
+    with pytest.raises(ImportError, match=says):
+        from elman_core.size import solve_width  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from elman_core.size import nothing  # noqa: F401

@@ -37,6 +37,14 @@ def known(kind: str) -> dict[str, str]:
     return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 
+def moved(name: str, command: str, now: str) -> str:
+    """What is said of a name that is in the package of a command now."""
+    package = known("commands")[command]
+    return (
+        f"{name} is {package.replace('-', '_')}.{now} now: import that; where it is missing: {how_to_install(package)}"
+    )
+
+
 def _target(requirement: str) -> str:
     """What pip is given for a requirement."""
     ours = re.fullmatch(r"elman-([\w-]+)(\[[\w,]+\])?.*", requirement)

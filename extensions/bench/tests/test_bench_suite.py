@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from elman_bench.jobs.job import State, write_state
 from elman_bench.jobs.outcome import next_command
+from elman_bench.size import parse_parameters
 from elman_bench.suite import spec as suite_module
 from elman_bench.suite.folder import Folder, known_jobs, recipe
 from elman_bench.suite.plan import Overrides, plan
 from elman_bench.suite.spec import find_suite, read_suite, shipped
 
 from elman_core.registry import CheckpointError, ConfigError, PluginError
-from elman_core.size import parse_parameters
 from elman_core.training.recipes import folders
 from elman_core.training.run.protocol import protocol, protocol_hash
 from elman_core.training.settings import from_dict, read_recipe

@@ -1,1 +1,1 @@
-"""The commands `bench`, `compare`, `jobs`, `plot`, `probe` and `results`; heavy imports are inside the commands."""
+"""The commands `bench`, `compare`, `jobs`, `plot`, `probe`, `results` and `size`; heavy imports are inside the commands."""

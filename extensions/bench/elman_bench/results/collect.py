@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from elman_core.extension import METRICS, TOLERANCE, WINDOW, ConfigError, parse_parameters, progress
+from elman_bench.size import TOLERANCE, parse_parameters
+from elman_core.extension import METRICS, WINDOW, ConfigError, progress
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.extension import TOLERANCE, ConfigError, wrapped
+from elman_bench.size import TOLERANCE
+from elman_core.extension import ConfigError, wrapped
 
 from .collect import chosen, collect, fault_of_metrics
 from .curves import bits

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elman_bench.size import parse_parameters, solve_width
 from elman_core.extension import (
     TUNABLE,
     ConfigError,
@@ -23,12 +24,10 @@ from elman_core.extension import (
     apply_sets,
     count,
     from_dict,
-    parse_parameters,
     parse_size,
     put,
     resolve_pattern,
     resolve_settings,
-    solve_width,
     steps_for_tokens,
 )
 

@@ -196,7 +196,7 @@ def _tuning(tree: Mapping[str, Any], models: Sequence[Entry], where: str) -> int
 
 
 def _sizes(tree: Mapping[str, Any]) -> tuple[str, ...] | None:
-    from elman_core.extension import parse_parameters
+    from elman_bench.size import parse_parameters
 
     if "sizes" not in tree:
         return None

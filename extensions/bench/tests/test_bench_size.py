@@ -1,22 +1,18 @@
 """Sizes: the number that is printed is the number of parameters of the model that is built."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from elman_bench.size import ALIGN, TOLERANCE, candidates, parse_parameters, solve_width
 from toy_mixers import ToyConfig, ToyElman
 
 from elman_core import LadderConfig, LadderForCausalLM
 from elman_core.cli import main
 from elman_core.registry import ConfigError, Variant
-from elman_core.size import (
-    ALIGN,
-    TOLERANCE,
-    candidates,
-    parse_parameters,
-    solve_width,
-)
 
 
 def built(name: str, width: int, depth: int, options: dict[str, Any] | None = None, tied: bool = True) -> int:
@@ -171,3 +167,13 @@ def test_an_mlp_counts() -> None:
     more = 4 * (3 * size.width * (3 * size.width // 2) + size.width)
     assert size.width % 128 == 0
     assert size.parameters == built("e1", size.width, 4) + more
+
+
+def test_the_command_imports_neither_the_compiler_nor_transformers() -> None:
+    """Each of the two takes as long to import as torch."""
+    code = (
+        "import sys; from elman_core.cli import main; assert main(sys.argv[1:]) == 0; "
+        "assert not {'torch._dynamo', 'transformers'} & set(sys.modules)"
+    )
+    words = ["size", "e42", "--params", "10M", "--depth", "4"]
+    subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.DEVNULL)

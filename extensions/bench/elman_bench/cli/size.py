@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._text import dump, print, table
-from .inspect import Json, Sets, variant_options
+from elman_core.extension import dump, print, table, variant_options
 
 SHOWN = 4  # candidates around a target; the list over all widths is shown whole
 
@@ -19,16 +18,18 @@ def size(
     dim: Annotated[int | None, typer.Option(min=1, help="Width; finds the depth.")] = None,
     multiple: Annotated[int, typer.Option(min=1, help="The width is a multiple of this.")] = 128,
     mlp_ratio: Annotated[float, typer.Option(min=0, max=16, help="Width of a SwiGLU / width of the model.")] = 0.0,
-    sets: Sets = None,
-    json: Json = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the variant.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the width or depth for a given number of parameters. They are counted exactly, on the meta device.
 
     Without --depth and --dim, list every width that comes within 2 % at some depth. If no multiple of 128 does, multiples of
     64, 32, 16 and 8 are tried.
     """
-    from elman_core.nn.layers import resolve_pattern
-    from elman_core.size import candidates, nothing_fits, parse_parameters
+    from elman_bench.size import candidates, nothing_fits, parse_parameters
+    from elman_core.extension import resolve_pattern
 
     options = variant_options(sets)
     layers = resolve_pattern(name, options)
