@@ -256,7 +256,11 @@ def test_a_signal_during_an_evaluation_ends_it_and_saves(text, tmp_path, monkeyp
     assert (result.status, result.step, result.signal) == ("killed", 3, signal.SIGTERM)
     monkeypatch.undo()
     assert resume(tmp_path / "run", quiet=True).fit().status == "ok"
-    assert start(settings(text, "train.steps=0"), tmp_path / "none", quiet=True).fit().status == "ok"
+
+
+def test_a_run_of_no_steps_shows_no_schedule(text, tmp_path, capsys):
+    assert start(settings(text, "train.steps=0"), tmp_path / "none").fit().status == "ok"
+    assert "schedule" not in capsys.readouterr().out
 
 
 def sending(*signals):

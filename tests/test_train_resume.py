@@ -11,7 +11,9 @@ import torch
 from train_helpers import assert_same_bits, losses, manifest, metrics, settings, train_words, wait_for_step, write_text
 
 from elman_core.cli import main
+from elman_core.data import ByteFile
 from elman_core.registry import CheckpointError, ConfigError, DataError, StorageError
+from elman_core.storage import read_json, write_json
 from elman_core.training import evaluate, failures, loop
 from elman_core.training.loop import Trainer
 from elman_core.training.start import resume, start
@@ -223,6 +225,26 @@ def test_a_text_that_was_moved_is_found_and_another_refused(finished, text, tmp_
         resume(finished, steps="+2", data=str(write_text(tmp_path / "other", 150_000)), quiet=True)
     moved = shutil.copy(text, tmp_path / "moved")
     assert resume(finished, steps="7", data=str(moved), quiet=True).fit().step == 7
+
+
+def test_a_small_text_is_compared_whole_not_only_in_samples(tmp_path):
+    text, run = write_text(tmp_path / "text", 600_000), tmp_path / "run"
+    assert start(settings(text, "train.steps=2"), run, quiet=True).fit().status == "ok"
+    before, sampled = text.read_bytes(), ByteFile(text).fingerprint()
+    place = next(place for place in range(4096, 600_000, 512) if changed(text, before, place) == sampled)
+    assert text.read_bytes()[place] != before[place]
+    with pytest.raises(DataError, match="was changed since this run began"):
+        resume(run, steps="+2", quiet=True)
+    known = read_json(run / "manifest.json")
+    known.pop("text_digests")  # as in runs of older versions
+    write_json(run / "manifest.json", known)
+    assert resume(run, steps="+2", quiet=True).fit().step == 4
+
+
+def changed(text, before, place):
+    """The fingerprint of a text in which one byte differs."""
+    text.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+    return ByteFile(text).fingerprint()
 
 
 def test_two_processes_do_not_train_in_one_run_and_none_in_another_folder(finished):

@@ -88,6 +88,10 @@ class PackedFile:
         """As `ByteFile.fingerprint`, with the tokenizer's digest if there is one."""
         return self.raw.fingerprint() | ({"tokenizer": self.tokenizer["sha256"]} if self.tokenizer else {})
 
+    def digest(self) -> str | None:
+        """As `ByteFile.digest`."""
+        return self.raw.digest()
+
 
 def open_file(path: str | os.PathLike[str]) -> ByteFile | PackedFile:
     """A packed file, or any other as bytes. Raises `DataError` as they do."""

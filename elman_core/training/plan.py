@@ -73,6 +73,7 @@ class Plan:
         windows = self.text.windows
         return {
             "settings": self.settings.to_dict(),
+            "text_digests": self.text.digests(),
             "versions": versions(self.model.config.made_with or {}),
             "hardware": hardware(self.device),
             "backends": backends(self.model),

@@ -118,7 +118,7 @@ def resume(
             folder.close()
             return None  # otherwise it was killed after its last step, and has yet to evaluate and to record its end
         fingerprint = manifest["protocol"]["data"]
-        text = ranks.together(lambda: open_text(settings, fingerprint))
+        text = ranks.together(lambda: open_text(settings, fingerprint, manifest.get("text_digests")))
         plan = ranks.together(lambda: decide(settings, text, ranks, manifest, position.checkpoint))
         plan.require_same()
         past = _is_done(plan.began, position)
@@ -207,6 +207,8 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
         rate = train.lr * plan.schedule.factor(position.progress.step, 1.0)
         yield f"schedule    has ended: the learning rate stays at {rate:.2e}"
         return
+    if train.steps == 0:
+        return  # no step has a learning rate
     length, of, most = f"{train.steps} steps", "steps", ""
     if train.minutes is not None:
         length, of, most = f"{train.minutes:g} minutes", "time", ", at most a tenth of the time"

@@ -118,12 +118,18 @@ class Text:
         other = {"heldout_file": self.heldout_file.fingerprint(length)} if self.heldout_file else {}
         return combined([p.fingerprint(length) for p in self.parts], [p.weight for p in self.parts]) | other
 
+    def digests(self) -> list[str | None]:
+        """Of each file, that of `heldout_file` last; None for large files and for sources of extensions."""
+        return [p.file.digest() if p.file is not None else None for p in (*self.parts, self.heldout_file) if p]
 
-def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> Text:
+
+def open_text(
+    settings: Settings, expected: Mapping[str, Any] | None = None, digests: list[str | None] | None = None
+) -> Text:
     """Open the data of these settings.
 
     Args:
-        expected: the fingerprint of the data with which the run began.
+        expected: the fingerprint of the data with which the run began. digests: of its files; None: unknown.
 
     Raises:
         ConfigError, DataError: there is none, it cannot be named in a recipe or be read, it is too short for these settings,
@@ -145,7 +151,12 @@ def open_text(settings: Settings, expected: Mapping[str, Any] | None = None) -> 
         raise DataError(f"{held.value} has no tokens of the training text's tokenizer: pack both with the same one")
     text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings)), held)
     if expected is not None:
-        _require_same(", ".join(p.value for p in parts), text.fingerprint(), expected)
+        name = ", ".join(p.value for p in parts)
+        _require_same(name, text.fingerprint(), expected)
+        if digests is not None and text.digests() != digests:
+            raise DataError(
+                f"{name} was changed since this run began: restore it, or give the old one with --data FILE"
+            )
     return text
 
 

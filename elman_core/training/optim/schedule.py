@@ -56,6 +56,6 @@ class Schedule:
         for percent in (0, 1, 10, 50, 100):
             if self.horizon is None:
                 marks[f"{percent}%"] = self.factor(0 if percent == 0 else self.warmup, percent / 100)
-            elif self.horizon > 0:
+            else:
                 marks[f"{percent}%"] = self.factor(round((self.horizon - 1) * percent / 100))
         return marks

@@ -110,6 +110,13 @@ def test_a_label_may_begin_with_any_character(label, tmp_path):
     folder.close()
 
 
+def test_labels_that_differ_only_outside_ascii_are_different_runs(tmp_path):
+    models = ", ".join(f'{{model = "e42@16x1", label = "{label}"}}' for label in ("模型", "型号", "größe", "gräße"))
+    ids = [job.id for job in plan(suite(tmp_path, f"seeds = 1\nmodels = [{models}]"), TEXT).jobs]
+    assert len(set(ids)) == 4
+    assert all(id.isascii() for id in ids)
+
+
 def test_names_choose_by_label_by_model_and_by_variant(tmp_path):
     text = 'models = ["e1@8x1", {model = "e1:e2@8x1", label = "wide"}, "e42@8x1"]\n'
     for names, expected in (

@@ -218,6 +218,9 @@ class Api:
             raise ApiError(400, f"{param or 'the body'}: {error.message}"[:500], "invalid_value", param)
         body = {name: value for name, value in body.items() if value is not None}
         self._check_name(body["model"])
+        for field, needed in (("stream_options", "stream"), ("top_logprobs", "logprobs")):
+            if field in body and not body.get(needed):
+                raise ApiError(400, f"{field}: only with {needed} = true", "invalid_value", field)
         return body, self._prompts(body)
 
     def _wrong(self, body: Any, path: str) -> Any:

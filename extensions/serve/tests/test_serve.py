@@ -406,6 +406,17 @@ def test_a_wrong_body_is_said_in_openais_form(served, body, status, code, param)
     assert error["type"] == "invalid_request_error"
 
 
+def test_options_of_what_is_not_asked_for_are_refused(served):
+    stream = {**OK, "stream_options": {"include_usage": True}}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "top_logprobs": 2}
+    for path, body, needed in (("/v1/completions", stream, "stream"), ("/v1/chat/completions", chat, "logprobs")):
+        for without in ({}, {needed: False}, {needed: None}):
+            answer = served.post(path, **body, **without)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value"), answer.text
+        assert served.post(path, **body, **{needed: True}).status_code == 200
+    assert served.post(**OK, stream_options=None).status_code == 200
+
+
 def test_wrong_keys_paths_and_clients_errors(served):
     for key in (b"", b"Bearer wrong", b"Bearer " + KEY.encode() + b"x", b"Bearer \xff", KEY.encode()):
         assert httpx.get(served.url + "/v1/models", headers={"Authorization": key}).status_code == 401

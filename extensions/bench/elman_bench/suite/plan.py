@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -279,7 +280,10 @@ def _planned(
     put(tree, "model.num_hidden_layers", depth)
     settings = from_dict(tree)
     resolve_settings(settings, "cpu", False)  # raises now if settings contradict each other
-    parts = [entry.label, target or f"{width}x{depth}", *(_spelled(k, v) for k, v in values.items()), f"s{seed}"]
+    label = entry.label
+    if not label.isascii():  # its letters are lost below
+        label += "-" + hashlib.blake2b(label.encode(), digest_size=3).hexdigest()
+    parts = [label, target or f"{width}x{depth}", *(_spelled(k, v) for k, v in values.items()), f"s{seed}"]
     id = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", "-".join(parts)).lstrip("_.,=+-")  # as a job's name must
     what = f"{name}@{width}x{depth}"
     return Planned(id, entry.label, what, seed, settings.train.lr, dict(values), settings, parameters, target)
