@@ -96,8 +96,8 @@ def trained(setting: Setting, name: str, parts: str, steps: int) -> Row:
             torch.from_numpy(x[places]).to(device) for x in (drawn.tokens, drawn.targets, drawn.scored)
         )
         with autocast():
-            logits = model(tokens)
-        F.cross_entropy(logits[scored].float(), targets[scored]).backward()
+            logits = model(tokens.long())
+        F.cross_entropy(logits[scored].float(), targets[scored].long()).backward()
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps)
         optimizer.step()
@@ -107,7 +107,7 @@ def trained(setting: Setting, name: str, parts: str, steps: int) -> Row:
             for length in lengths:
                 test = task.test(length, rows)
                 with torch.no_grad(), autocast():
-                    said = model(torch.from_numpy(test.tokens).to(device)).argmax(-1).cpu()
+                    said = model(torch.from_numpy(test.tokens).to(device).long()).argmax(-1).cpu()
                 right.append((said == torch.from_numpy(test.targets))[torch.from_numpy(test.scored)].float().mean())
             best = max(best, float(torch.stack(right).mean()))
             if best > 0.9995:

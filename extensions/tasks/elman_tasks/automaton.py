@@ -5,6 +5,7 @@ Shapes: R rows, T places, S states, K symbols. A state is anything hashable; tab
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .draws import Draws
+from .draws import Draws, unit
 
 SAMPLES = 400
 """Sampled words behind each figure of `window_accuracy`."""
@@ -70,30 +71,54 @@ class Tables:
     end: int | None
 
     def words(self, draws: Draws, lengths_R: NDArray[np.int64], places: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Random words, and the label after each symbol: both (R, T), int64. Rows go on after their own length."""
-        unit_TR = np.ascontiguousarray(draws.unit(places).T)
-        (n_states, n_symbols), free = self.after.shape, self.free
-        if free:
-            symbols_TR = (unit_TR * n_symbols).astype(np.int64)
-        else:
-            below_KS, symbols_TR = np.ascontiguousarray(self.odds.cumsum(1).T), np.zeros(unit_TR.shape, dtype=np.int64)
-            below_KS[below_KS > 1 - 1e-9] = 1  # sums are rounded
-        # A word that has ended stays where it is.
-        next_ = np.where(self.after < 0, np.arange(n_states)[:, None], self.after).ravel()
-        states_TR, state_R = np.empty(unit_TR.shape, dtype=np.int64), np.zeros(len(lengths_R), dtype=np.int64)
-        for t in range(places):
-            if not free:
-                for below_S in below_KS[:-1]:
-                    symbols_TR[t] += unit_TR[t] >= below_S[state_R]
-            if self.end is not None:
-                symbols_TR[t, t == lengths_R - 1] = self.end
-            state_R = states_TR[t] = next_[state_R * n_symbols + symbols_TR[t]]
-        return np.ascontiguousarray(symbols_TR.T), self.labels[states_TR.T]
+        """Random words, and after each symbol its label's token, 0 for none: (R, T) each. Rows go on after their length."""
+        cuts, after, tokens, labels = self._cells
+        parts = np.uint64(len(tokens) // len(self.after))
+        # Rows that are a power of two apart in memory share few lines of a cache: transposing would take four times as long.
+        tokens_TR, labels_TR = np.empty((2, places, draws.rows + 64), dtype=tokens.dtype)[..., : draws.rows]
+        base_R = np.zeros(draws.rows, dtype=np.int64)
+        for some, words_tR in draws.by_place(places):
+            if cuts is None:
+                words_tR >>= np.uint64(11)
+                words_tR *= parts
+                words_tR >>= np.uint64(53)
+                tokens_TR[some] = cell_tR = words_tR.view(np.int64)
+            else:
+                unit_tR, part_tR = unit(words_tR), np.zeros(words_tR.shape, dtype=np.min_scalar_type(parts))
+                for cut in cuts:
+                    part_tR += unit_tR >= cut
+                if self.end is not None:
+                    part_tR[np.arange(places)[some, None] == lengths_R - 1] = parts - 1
+                cell_tR = part_tR.astype(np.int64)
+            for cell_R in cell_tR:
+                cell_R += base_R
+                after.take(cell_R, out=base_R, mode="clip")  # all are inside: no checks, no copy of `out`
+            labels_TR[some] = labels.take(cell_tR)
+            if cuts is not None:
+                tokens_TR[some] = tokens.take(cell_tR)
+        return np.ascontiguousarray(tokens_TR.T), np.ascontiguousarray(labels_TR.T)
 
-    @property
-    def free(self) -> bool:
-        """Whether every symbol can stand everywhere, with equal odds."""
-        return bool((self.odds == self.odds[0, 0]).all())
+    @functools.cached_property
+    def _cells(self) -> tuple[NDArray[np.float64] | None, NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+        """[0, 1) in parts that mean one symbol in each state: where they begin, but for the first; None for equal parts, one a
+        symbol. Then, for each state and part, with a last part for `end`: the first cell of the state after it, its token, and
+        the token of the label after it."""
+        (n_states, n_symbols), cuts = self.after.shape, None
+        symbols_SC = np.tile(np.arange(n_symbols), (n_states, 1))
+        if (self.odds != self.odds[0, 0]).any() or n_symbols > 2**11:  # 53 random bits times more do not fit into 64
+            below_SK = self.odds.cumsum(1)[:, :-1]
+            below_SK[below_SK > 1 - 1e-9] = 1  # sums are rounded
+            cuts = np.unique(below_SK[below_SK < 1])
+            symbols_SC = (below_SK[:, None] <= np.array([-1, *cuts])[:, None]).sum(2)
+        if self.end is not None:
+            symbols_SC = np.pad(symbols_SC, ((0, 0), (0, 1)), constant_values=self.end)
+        # A word that has ended stays where it is.
+        after_SC = np.where(self.after < 0, np.arange(n_states)[:, None], self.after)
+        after_SC = np.take_along_axis(after_SC, symbols_SC, 1)
+        labels_SC = np.where(self.labels < 0, 0, self.labels + n_symbols)[after_SC]
+        dtype = np.min_scalar_type(n_symbols + self.labels.max())
+        tokens, labels = (table.ravel().astype(dtype) for table in (symbols_SC, labels_SC))
+        return cuts, after_SC.ravel() * symbols_SC.shape[1], tokens, labels
 
     def window_accuracy(self, length: int, windows: list[int], draws: Draws) -> list[float]:
         """The share of last labels that the best predictor gets right that sees only the last w symbols, and their place.

@@ -33,7 +33,8 @@ def accuracy(model: Any, task: Task, rows: int = ROWS) -> dict[str, dict[str, An
     result = {}
     for length in task.tests:
         drawn = task.test(length, rows)
-        tokens_RT, targets_RT, scored_RT = map(torch.from_numpy, (drawn.tokens, drawn.targets, np.array(drawn.scored)))
+        tokens_RT, targets_RT = (torch.from_numpy(array.astype(np.int64)) for array in (drawn.tokens, drawn.targets))
+        scored_RT = torch.from_numpy(np.array(drawn.scored))
         width = tokens_RT.shape[1]
         pieces = tokens_RT.split(max(1, TOKENS // width))
         answers_RT = torch.cat([model(input_ids=piece.to(model.device)).logits.argmax(-1).cpu() for piece in pieces])

@@ -29,7 +29,7 @@ WINDOWS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Drawn:
-    """Sequences with their answers.
+    """Sequences with their answers; integers of any dtype.
 
     Attributes:
         tokens: (R, T), the inputs. targets: (R, T), the right answer after each input. scored: (R, T), bool: the answers that
@@ -37,8 +37,8 @@ class Drawn:
         reach: (R, T): how many of the last inputs hold all that an answer needs; None if an automaton tells.
     """
 
-    tokens: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    tokens: NDArray[np.integer]
+    targets: NDArray[np.integer]
     scored: NDArray[np.bool_]
     trained: NDArray[np.bool_] | None = None
     reach: NDArray[np.int64] | None = None
@@ -149,11 +149,10 @@ class Task:
         if not isinstance(made, Automaton):
             return made.draw(draws)
         lengths_R = lengths_R + lengths_R % 2 * self.even
-        symbols_RT, labels_RT = _tables(made).words(draws, lengths_R, places)
-        place_T = np.arange(places)
-        asked_RT = place_T == lengths_R[:, None] - 1 if self.labels == "last" else place_T < lengths_R[:, None]
-        scored_RT = asked_RT & (labels_RT >= 0)
-        return Drawn(symbols_RT, np.where(scored_RT, labels_RT + len(made.symbols), 0), scored_RT)
+        tokens_RT, targets_RT = _tables(made).words(draws, lengths_R, places)
+        if self.labels == "last":
+            targets_RT *= np.arange(places) == lengths_R[:, None] - 1
+        return Drawn(tokens_RT, targets_RT, targets_RT > 0)
 
 
 @functools.lru_cache(maxsize=32)
