@@ -221,6 +221,8 @@ class Api:
         for field, needed in (("stream_options", "stream"), ("top_logprobs", "logprobs")):
             if field in body and not body.get(needed):
                 raise ApiError(400, f"{field}: only with {needed} = true", "invalid_value", field)
+        if body.get("best_of", count := body.get("n", 1)) != count:
+            raise ApiError(400, f"best_of: only the same as n, which is {count}", "invalid_value", "best_of")
         return body, self._prompts(body)
 
     def _wrong(self, body: Any, path: str) -> Any:

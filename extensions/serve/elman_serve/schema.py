@@ -78,7 +78,7 @@ def completion(limits: Limits) -> dict[str, Any]:
         "max_tokens": _optional("integer", minimum=0, maximum=limits.tokens, default=16),
         "logprobs": _optional("integer", minimum=0, maximum=20),
         "echo": _optional("boolean", default=False),
-        "best_of": _only(1),
+        "best_of": _optional("integer", minimum=1, maximum=limits.texts, description="Only the same as `n`."),
         "suffix": _only(""),
     }
     return _object({**_common(limits), **more}, "model", "prompt")

@@ -417,6 +417,13 @@ def test_options_of_what_is_not_asked_for_are_refused(served):
     assert served.post(**OK, stream_options=None).status_code == 200
 
 
+def test_best_of_is_n(served):
+    assert len(served.post(**OK, n=2, best_of=2).json()["choices"]) == 2
+    for asked in ({"best_of": 2}, {"n": 2, "best_of": 1}):
+        answer = served.post(**OK, **asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")
+
+
 def test_wrong_keys_paths_and_clients_errors(served):
     for key in (b"", b"Bearer wrong", b"Bearer " + KEY.encode() + b"x", b"Bearer \xff", KEY.encode()):
         assert httpx.get(served.url + "/v1/models", headers={"Authorization": key}).status_code == 401
