@@ -50,13 +50,14 @@ class Draws:
     def distinct(self, limit: int, count: int, odds: NDArray[Any] | None = None) -> NDArray[np.int64]:
         """`count` different integers in [0, limit) in random order: (R, count). With `odds`, one after the other by weight."""
         if odds is None and count < limit:  # the top of a deck, shuffled
-            deck_RN, row_R = np.tile(np.arange(limit), (self.rows, 1)), np.arange(self.rows)
+            deck_N, row_R = np.arange(limit, dtype=np.min_scalar_type(limit)), np.arange(self.rows)
+            deck_RN = np.tile(deck_N, (self.rows, 1))
             swap_RC = np.arange(count) + (
                 self.words(count) % np.arange(limit, limit - count, -1, dtype=np.uint64)
             ).astype(np.int64)
             for i, j_R in enumerate(swap_RC.T):
                 deck_RN[row_R, j_R], deck_RN[:, i] = deck_RN[:, i], deck_RN[row_R, j_R]
-            return deck_RN[:, :count]
+            return deck_RN[:, :count].astype(np.int64)
         race = -np.log1p(-self.unit(limit)) / (1.0 if odds is None else odds)  # the first of exponential clocks
         first = np.argpartition(race, count - 1, 1)[:, :count] if count < limit else np.argsort(race, 1)
         return np.take_along_axis(first, np.argsort(np.take_along_axis(race, first, 1), 1), 1)

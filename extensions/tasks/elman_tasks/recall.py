@@ -181,9 +181,13 @@ def induction(length: int, vocabulary: int = 16) -> Sequences:
 def _since(key_RP: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many pairs ago each key stood last; 0 if it did not, and for a key of -1."""
     pairs = key_RP.shape[1]
-    same_RPP = (key_RP[:, :, None] == key_RP[:, None, :]) & (key_RP >= 0)[:, :, None] & np.tri(pairs, k=-1, dtype=bool)
-    last_RP = np.where(same_RPP, np.arange(pairs), -1).max(2)
-    return np.where(last_RP >= 0, np.arange(pairs) - last_RP, 0)
+    coded_RP = np.sort(
+        key_RP * 2 * pairs + np.arange(pairs), 1
+    )  # by key, then place; less than `pairs` apart: the same key
+    apart_RP = np.diff(coded_RP, axis=1, prepend=coded_RP[:, :1] - pairs)
+    ago_RP = np.zeros_like(key_RP)
+    np.put_along_axis(ago_RP, coded_RP % (2 * pairs), np.where((apart_RP < pairs) & (coded_RP >= 0), apart_RP, 0), 1)
+    return ago_RP
 
 
 def _next_token(text_RT: NDArray[np.int64], reach_RT: NDArray[np.int64]) -> Drawn:
