@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elman_core.extension import ConfigError, count, resolve_pattern
+from elman_core.extension import ConfigError, count
 
 if TYPE_CHECKING:
     from elman_core.extension import Resolved
@@ -84,6 +84,8 @@ def candidates(
     Raises:
         ConfigError: both `depth` and `width` are given, the variant refuses the width, or no size is near the target.
     """
+    from elman_core.extension import resolve_pattern  # imports torch, which a table of results does not need
+
     target = _Target(variant, resolve_pattern(variant, options), parameters, backbone)
     if depth is not None and width is not None:
         raise ConfigError("give a depth or a width, not both: the other one is computed")
