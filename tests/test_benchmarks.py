@@ -64,6 +64,11 @@ def test_a_peer_that_computes_something_else_is_found(tmp_path: Path) -> None:
     assert second["differs"]["y"] > 0.1
 
 
+def test_words_that_name_no_row_are_said() -> None:
+    with pytest.raises(SystemExit, match="no row is named nobody"):
+        run.main(["serve", "--tiny", "--device", "cpu", "--only", "nobody"])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "module"), [("mamba2", "mamba_ssm"), ("mamba3", "mamba_ssm"), ("gdn", "fla")])
 def test_kernels_and_the_librarys_own_layer_are_right_on_a_gpu(name: str, module: str, tmp_path: Path) -> None:
