@@ -101,10 +101,8 @@ class RNNMixer(Mixer):
                     nn.init.zeros_(b)
             if self.norm is not None:
                 nn.init.ones_(self.norm)
-            if self.config.zero_out_proj and self.out_proj is not None:
-                nn.init.zeros_(self.out_proj.weight)
-            elif self.out_proj is not None:
-                draw(self.out_proj.weight)
+            if self.out_proj is not None:
+                (nn.init.zeros_ if self.config.zero_out_proj else draw)(self.out_proj.weight)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -132,9 +130,9 @@ class RNNMixer(Mixer):
             state = dict.fromkeys(self.parts, zero)
         y_TBd, end = self.recur(x_TBI, state, *(None if f is None else f.T for f in (mask_BT, starts_BT)))
         y_BTd = y_TBd.transpose(0, 1)[:rows]
-        return y_BTd if self.out_proj is None else linear(self.out_proj, y_BTd), {
-            name: s[:rows] for name, s in end.items()
-        }
+        if self.out_proj is not None:
+            y_BTd = linear(self.out_proj, y_BTd)
+        return y_BTd, {name: s[:rows] for name, s in end.items()}
 
     def recur(self, x_TBI: Tensor, state: State, *flags_TB: Tensor | None) -> tuple[Tensor, State]:
         """The recurrence: outputs and the new state. `flags_TB`: mask and starts."""
