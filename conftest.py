@@ -68,6 +68,17 @@ def pytest_runtest_setup(item) -> None:
             pytest.skip("no NVIDIA GPU here")  # as in tests/gpu_table.py
 
 
+@pytest.fixture(autouse=True)
+def environment():
+    """Fails a test that leaves a variable of ours set: the tests after it in this process would run with it."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("ELMAN_")}
+    yield
+    after = {name: value for name, value in os.environ.items() if name.startswith("ELMAN_")}
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert after == before, "set them with monkeypatch"
+
+
 @pytest.hookimpl(optionalhook=True)  # `elman check` in this tree needs pytest alone
 def pytest_xdist_auto_num_workers(config) -> int:
     """For `-n auto`: a worker more than there are cores, since many tests wait for a process; with `--table`, four a GPU."""

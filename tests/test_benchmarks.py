@@ -64,7 +64,9 @@ def test_a_peer_that_computes_something_else_is_found(tmp_path: Path) -> None:
     assert second["differs"]["y"] > 0.1
 
 
-def test_words_that_name_no_row_are_said() -> None:
+def test_words_that_name_no_row_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
     with pytest.raises(SystemExit, match="no row is named nobody"):
         run.main(["serve", "--tiny", "--device", "cpu", "--only", "nobody"])
 
