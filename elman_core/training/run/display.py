@@ -65,7 +65,7 @@ class Display:
         self.console = console or Console(file=cast(IO[str], _Unfailing(sys.stdout)), quiet=quiet, highlight=False)
         self.bar: Progress | None = None
         self.task: Any = None
-        self.smooth: float | None = None
+        self.smooth: dict[str, float] = {}
 
     def say(self, text: str, indent: int = 2) -> None:
         """Show and log a line. A terminal breaks it between words and indents what follows; other readers get it whole."""
@@ -102,11 +102,11 @@ class Display:
 
     def step(self, metrics: Mapping[str, float], done: float, every: int, last: bool) -> None:
         """Report an optimizer step. `done`: steps or seconds so far; `every`: steps between lines; `last`: of the training."""
-        step, loss = int(metrics["step"]), metrics["loss"]
-        self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
+        step = int(metrics["step"])
+        now = {name: metrics[name] for name in ("loss", "bits_per_byte")}
+        self.smooth = {name: 0.95 * self.smooth.get(name, value) + 0.05 * value for name, value in now.items()}
         if self.bar is not None:
-            smooth = {"loss": self.smooth, "bits_per_byte": metrics["bits_per_byte"] * self.smooth / loss}
-            figures = _figures({**metrics, **smooth}, short=self.console.width < WIDE)
+            figures = _figures({**metrics, **self.smooth}, short=self.console.width < WIDE)
             self.bar.update(self.task, completed=done, description=f"step {step}", figures=figures)
         if step == 1 or step % every == 0 or last:
             line = f"step {step}  {_figures(metrics)}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.3g}"
