@@ -99,7 +99,9 @@ def generate(
 
 
 def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, set[int]]:
-    """The model that `elman generate` computes with, and the bytes that end a text of it. Sets the number of threads."""
+    """The model that `elman generate` computes with, and the bytes that end a text of it. Sets the number of threads, and that
+    MKL sums every row of a product alike (docs/decisions/0050)."""
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # read at its first product
     import torch
 
     from elman_core.generation import round_to_int8

@@ -218,8 +218,8 @@ def row_by_row() -> Iterator[None]:
 def spare_rows(rows: int, like: Tensor) -> int:
     """How many rows to add to a product of so many, so that a row gets the same bits whatever is computed beside it.
 
-    On a CPU, BLAS takes rows of float32 in fours and adds up what is left over in another order (some processors: few rows
-    otherwise than many, docs/decisions/0050). 0 on other devices, where gradients are recorded, and in compiled code.
+    On a CPU, BLAS takes rows of float32 in fours and adds up what is left over in another order (some processors need
+    more than that: docs/decisions/0050). 0 on other devices, where gradients are recorded, and in compiled code.
     """
     exact = like.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     return -rows % 4 if exact and not _row_by_row.get() else 0

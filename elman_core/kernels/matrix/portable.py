@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from elman_core.kernels.runtime import compute_dtype, without_autocast
+from elman_core.kernels.runtime import compute_dtype, spare_rows, with_spare, without_autocast
 
 from .spec import Maps, MatrixCell
 
@@ -53,7 +53,11 @@ def recurrence(
     assert given is not None
     made: dict[str, Any] = dict(tensors)
     state, mask, starts = (made.pop(name) for name in ("S0", "mask", "starts"))
-    dtype = compute_dtype(*made.values())
+    dtype, batch = compute_dtype(*made.values()), len(given)
+    if batch == heads == 1 and spare_rows(1, given):  # BLAS sums one product otherwise than each of several
+        names = [name for name, x in made.items() if x is not None and name not in (*cell.params, "A_log", "dt_bias")]
+        made |= zip(names, with_spare(1, 0, *(made[name] for name in names)), strict=True)
+        state, mask, starts = with_spare(1, 0, state, mask, starts)
     with without_autocast(given):
         made = {name: None if x is None else x.to(dtype) for name, x in made.items()}
         if "packed" in made:
@@ -73,4 +77,4 @@ def recurrence(
                 made[name] = mamba_decay(made[name], made["A_log"], made["dt_bias"])
         inputs = (made[n] for n in ("q", "k", *cell.names))
         o_BTHV, last = (reference or cell.reference)(*inputs, state, mask, starts, **options)
-    return o_BTHV.to(given.dtype), last
+    return o_BTHV[:batch].to(given.dtype), last[:batch]
