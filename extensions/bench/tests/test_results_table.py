@@ -19,7 +19,7 @@ from elman_bench.jobs.locks import Lock, is_locked
 from elman_bench.results.collect import collect, fault_of_metrics
 from elman_bench.results.identity import identity, labels, named, spelled
 from elman_bench.results.runs import find_runs
-from elman_bench.results.tables import as_data, columns, render
+from elman_bench.results.tables import as_data, columns, render, short
 from results_helpers import example_suite, losses, write_run, write_suite
 
 from elman_core.cli import main
@@ -378,6 +378,31 @@ def test_a_mean_leaves_out_seeds_without_a_number_and_names_those_that_did_not_e
     assert (row.remark, row.seeds) == ("left out: crashed (seed 4)", (1, 2, 3))
 
 
+def test_seeds_that_shared_a_gpu_are_no_mean_with_one_that_was_killed(tmp_path):
+    shared = {"state": {"contended": True, "status": "ok"}}
+    jobs = [{"id": f"s{s}", "model": "toy", "sets": (f"train.seed={s}",), "heldout": 2.0, **shared} for s in (1, 2, 3)]
+    jobs[2] |= {"status": "killed", "steps": 100, "state": {}}
+    (row,) = rows(write_suite(tmp_path / "s", jobs), by_model=True)
+    assert (row.value("bits_per_byte"), row.status, row.seeds) == (2.0, "contended", (1, 2))
+    jobs[2] |= {"status": "ok", "steps": None}
+    (group,) = collect(find_runs([write_suite(tmp_path / "t", jobs)]), by_model=True).groups
+    assert (group.rows[0].status, group.rows[0].seeds) == ("ok", (3,))
+    assert "toy: left out: contended (seed 1), contended (seed 2)" in group.notes
+
+
+def test_a_repeated_run_is_no_second_seed_of_a_mean(tmp_path):
+    for name, seed, heldout in (("a", 1, 2.0), ("again", 1, 2.0), ("other", 2, 2.3)):
+        write_run(tmp_path / name, f"train.seed={seed}", heldout=heldout)
+    (row,) = rows(tmp_path, by_model=True)
+    assert (row.value("bits_per_byte"), row.figures["bits_per_byte"].count) == (pytest.approx(2.15), 2)
+    assert (row.remark, row.seeds, len(row.runs)) == ("left out: repeated (seed 1)", (1, 2), 3)
+
+
+@pytest.mark.parametrize(("count", "text"), [(999_400, "999K"), (999_700, "1M"), (16_384_000, "16.4M"), (999, "999")])
+def test_short_counts_have_no_exponent(count, text):
+    assert short(count) == text
+
+
 def tried(lr, level, **rest):
     tuned = {"sets": (f"train.lr={lr}",), "tuned": {"train.lr": lr}}
     return {"id": f"lr{lr}", "model": "toy", "level": level, **tuned, **rest}
@@ -397,10 +422,12 @@ def test_a_learning_rate_without_a_run_that_ended_well_is_not_chosen(tmp_path):
     ],
 )
 def test_a_best_value_at_the_edge_of_those_tried_is_noted(tmp_path, levels, note):
-    jobs = [tried(lr, level) for lr, level in zip((0.01, 0.02, 0.03), levels, strict=True)]
-    notes = " ".join(collect(find_runs([write_suite(tmp_path / "s", jobs)])).groups[0].notes)
-    assert note in notes
-    assert ("value tried" in notes) == bool(note)
+    for contended in (False, True):
+        state = {"state": {"status": "ok", "contended": contended}}
+        jobs = [tried(lr, level, **state) for lr, level in zip((0.01, 0.02, 0.03), levels, strict=True)]
+        notes = " ".join(collect(find_runs([write_suite(tmp_path / f"{contended}", jobs)])).groups[0].notes)
+        assert note in notes
+        assert ("value tried" in notes) == bool(note)
 
 
 def test_sizes_of_a_suite_are_ranked_apart(tmp_path):

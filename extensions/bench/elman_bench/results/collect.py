@@ -18,7 +18,7 @@ from elman_core.extension import METRICS, WINDOW, ConfigError, progress
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
-from .runs import Run
+from .runs import ENDED_WELL, Run
 
 # For `--sort`: the figure (none: the model's name), and whether small (1) or large (-1) values come first.
 SORTS = {
@@ -90,8 +90,10 @@ def _group(
     rows = with_choices([_row(run, model, tokens) for run, model in zip(runs, labels(runs, tuned), strict=True)])
     kept = rows if everything else [row for row in rows if row.chosen]
     shown = merge_seeds(kept) if by_model else kept
-    group = Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(notes(runs, rows)))
-    return group, len(rows) - len(kept)
+    said = [*notes(runs, rows), *(f"{row.model}: {row.remark}" for row in shown if len(row.runs) > 1 and row.remark)]
+    return Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(said)), len(rows) - len(
+        kept
+    )
 
 
 def _row(run: Run, model: str, tokens: int | None) -> Row:
@@ -105,7 +107,7 @@ def _row(run: Run, model: str, tokens: int | None) -> Row:
 def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     """The figures of one run. A run that ended well has a summary in its manifest; for others the metrics are read."""
     result = dict(run.manifest.get("result") or {})
-    if run.standing[0] not in ("ok", "contended") or "bytes_seen" not in result:
+    if run.status not in ENDED_WELL or "bytes_seen" not in result:
         result = run.metrics.summary(tokens_per_step(run) or 0)
     figures: dict[str, float] = {}
     for name, value in {
@@ -150,7 +152,7 @@ def _common_tokens(runs: Iterable[Run]) -> int | None:
     finished: list[int] = []
     begun: list[int] = []
     for run in runs:
-        ended = run.standing[0] in ("ok", "contended")
+        ended = run.status in ENDED_WELL
         seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
         seen = seen or run.metrics.summary(tokens_per_step(run) or 0).get("bytes_seen")
         if seen:
@@ -260,7 +262,12 @@ def _edges(rows: Sequence[Row]) -> list[str]:
         for key, tried in row.tried.items():
             best = row.tuned.get(key)
             numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
-            if row.chosen and row.status == "ok" and len(numbers) == len(tried) and best in (numbers[0], numbers[-1]):
+            if (
+                row.chosen
+                and row.status in ENDED_WELL
+                and len(numbers) == len(tried)
+                and best in (numbers[0], numbers[-1])
+            ):
                 end = "smallest" if best == numbers[0] else "largest"
                 name = row.runs[0].job.get("model", row.model)
                 found.append(f"{name}: the best {key}, {spelled(best)}, is the {end} value tried: try values beyond it")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .identity import identity, spelled
-from .runs import Run
+from .runs import ENDED_WELL, Run
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _best(rows: Sequence[Row]) -> str | None:
     for row in rows:
         value = row.value("bits_per_byte")
         value = row.value("last_100") if math.isnan(value) else value
-        if row.status in ("ok", "contended") and not math.isnan(value):
+        if row.status in ENDED_WELL and not math.isnan(value):
             scores.setdefault(_spelled_tuned(row), []).append(value)
     if not scores:
         return None
@@ -147,7 +147,8 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 
 
 def merge_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a model: means and standard deviations over the seeds that ended well."""
+    """One row for all seeds of a model: means and standard deviations over the seeds that ended well, each once; contended
+    ones count where no other did, and those that did not end well where none did."""
     same: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         same.setdefault(identity(row.runs[0]), []).append(row)
@@ -155,21 +156,27 @@ def merge_seeds(rows: Sequence[Row]) -> list[Row]:
 
 
 def _merged(rows: Sequence[Row]) -> Row:
-    good = [row for row in rows if row.status == "ok"]
-    counted = good or list(rows)
-    figures = {}
+    by_status = ([row for row in rows if row.status == status] for status in ENDED_WELL)
+    good = next(filter(None, by_status), [])
+    once: dict[Any, Row] = {}  # a repeated run is no second sample
+    for row in good or rows:
+        once.setdefault(row.seeds or row.runs[0].path, row)
+    counted, figures = list(once.values()), {}
     for name in {name for row in counted for name in row.figures}:
         values = [row.figures[name].value for row in counted if name in row.figures]
         spread = statistics.stdev(values) if len(values) > 1 else None
         figures[name] = Figure(statistics.fmean(values), spread, len(values))
-    bad = [f"{row.status}" + (f" (seed {row.seeds[0]})" if row.seeds else "") for row in rows if row.status != "ok"]
-    remark = f"left out: {', '.join(bad)}" if good and bad else ", ".join(bad)
-    status = "ok" if good else rows[0].status
+    left = [row for row in rows if row not in counted] if good else rows
+    said = ", ".join(
+        ("repeated" if row.status == "ok" else row.status) + (f" (seed {row.seeds[0]})" if row.seeds else "")
+        for row in left
+    )
+    remark = (f"left out: {said}" if good and said else said) or rows[0].remark
     return replace(
         rows[0],
         runs=tuple(run for row in rows for run in row.runs),
         figures=figures,
-        status=status,
+        status=counted[0].status,
         remark=remark if len(rows) > 1 else rows[0].remark,
         seeds=tuple(seed for row in counted for seed in row.seeds),
         chosen=any(row.chosen for row in rows),

@@ -21,6 +21,7 @@ from elman_core.extension import METRICS, CheckpointError, ConfigError, Metrics,
 
 MANIFEST, SUITE = "manifest.json", "suite.json"
 UNFINISHED = ("starting", "running")
+ENDED_WELL = ("ok", "contended")
 SILENT = 600.0
 """Seconds without a step after which a run on another machine counts as ended."""
 _DEEPEST = 6  # folders below a path in which runs are looked for

@@ -73,7 +73,7 @@ def short(count: float | None) -> str:
     if count is None:
         return NOTHING
     for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count >= scale:
+        if count >= 0.9995 * scale:  # 999,700 is 1M
             return f"{count / scale:.3g}{letter}"
     return f"{count:.0f}"
 
