@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from elman_bench.results.compare import against_best, against_first, describe, verdict
+from elman_bench.results.compare import against_best, against_first, contenders, describe, verdict
 from elman_bench.results.runs import find_runs
 from elman_bench.results.statistics import (
     block_length,
@@ -16,7 +16,7 @@ from elman_bench.results.statistics import (
     student_quantile,
 )
 from packed_files import documents, write_packed, write_tokenizer
-from results_helpers import DATA, example_suite, losses, write_run
+from results_helpers import DATA, example_suite, losses, write_run, write_suite
 from train_helpers import TINY
 
 from elman_core.cli import main
@@ -209,6 +209,35 @@ def test_of_a_suite_the_best_stands_beside_each_other_one_at_its_own_learning_ra
     assert data[0]["pairs"][0]["loss"]["mean"] == found[0].pairs[0].loss.mean
     assert main(["compare", str(suite)]) == 0
     assert "steps 121 to 240" in capsys.readouterr().out
+
+
+def test_of_a_suite_a_seed_that_was_killed_is_not_compared(tmp_path):
+    jobs = [
+        {"id": f"{m}-s{s}", "model": m, "sets": (f"train.seed={s}", f"model.hidden_size={w}"), "level": level}
+        for m, w, level in (("a", 256, 1.0), ("b", 264, 1.1))
+        for s in (1, 2, 3)
+    ]
+    jobs[-1] |= {"status": "killed", "steps": 60}
+    (found,) = against_best(find_runs([write_suite(tmp_path / "s", jobs)]))
+    assert [pair.seeds for pair in found.pairs] == [(1, 1), (2, 2)]
+
+
+def test_a_tuned_value_is_chosen_for_each_text_by_itself(tmp_path, monkeypatch):
+    for text, levels in (("1" * 32, (1.0, 1.3)), ("2" * 32, (2.0, 1.6))):
+        monkeypatch.setitem(DATA, "blake2b", text)
+        jobs = [
+            {"id": f"lr{lr}", "model": "a", "sets": (f"train.lr={lr}",), "tuned": {"train.lr": lr}, "level": level}
+            for lr, level in zip((0.001, 0.003), levels, strict=True)
+        ]
+        write_suite(tmp_path / text, jobs)
+    found = contenders(find_runs([tmp_path]))
+    assert [run.path.name for contender in found for run in contender.runs] == ["lr0.001", "lr0.003"]
+
+
+def test_without_a_common_seed_the_interval_is_said_to_be_that_of_batches(tmp_path):
+    found = pair(tmp_path, "train.seed=7", level=1.45)
+    assert any(text.startswith("no seed in common") for text in found.caveats)
+    assert "one run of each: the interval reflects batch noise, not seed-to-seed variation" in found.caveats
 
 
 def test_under_minutes_the_schedules_differ_at_equal_steps(tmp_path):

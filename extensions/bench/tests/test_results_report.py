@@ -109,6 +109,17 @@ def test_it_holds_what_a_reader_asks_for(report):
         assert wanted in text, wanted
 
 
+def test_tuned_values_count_the_seeds_behind_their_means(tmp_path):
+    jobs = [
+        {"id": f"lr{lr}-s{s}", "model": "a", "sets": (f"train.lr={lr}", f"train.seed={s}"), "tuned": {"train.lr": lr}}
+        for lr in (0.001, 0.003)
+        for s in (1, 2)
+    ]
+    jobs[0] |= {"status": "killed", "steps": 50}
+    text = " ".join(parsed(write_report(write_suite(tmp_path / "s", jobs))).text.split())
+    assert re.search(r"a lr 3e-3 [\d.]+ 2 ok chosen a lr 1e-3 [\d.]+ 1 killed, ok", text), text
+
+
 @pytest.mark.parametrize("what", ["run", "folder", "waiting", "damaged"])
 def test_any_folder_with_runs_has_a_report(tmp_path, what, capsys, monkeypatch):
     monkeypatch.setattr(plots, "for_report", lambda *_: {})

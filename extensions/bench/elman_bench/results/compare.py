@@ -22,7 +22,8 @@ from elman_core.extension import ConfigError, wrapped
 from .collect import chosen, collect, fault_of_metrics
 from .curves import bits
 from .identity import differences, effective_protocol, identity, labels, named
-from .runs import Run, without_trials
+from .rows import Group
+from .runs import ENDED_WELL, Run, without_trials
 from .statistics import FEWEST, LEVEL, Interval, bootstrap_mean, student_mean
 
 SHARE = 0.25
@@ -87,11 +88,14 @@ def contenders(runs: Sequence[Run]) -> list[Contender]:
     """Groups runs of one text that differ only in the seed, with the best values of tuned settings. Leaves out runs without a
     step.
     """
+    texts: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.manifest and len(run.metrics):
+            texts.setdefault(str((run.manifest.get("protocol") or {}).get("data")), []).append(run)
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in chosen([run for run in runs if run.manifest]):
-        if len(run.metrics):
-            text = (run.manifest.get("protocol") or {}).get("data")
-            groups.setdefault((*identity(run), str(text)), []).append(run)
+    for text, some in texts.items():
+        for run in chosen(some):
+            groups.setdefault((*identity(run), text), []).append(run)
     names = labels([members[0] for members in groups.values()])
     names = [
         n if names.count(n) == 1 else f"{n} ({m[0].path.name})" for n, m in zip(names, groups.values(), strict=True)
@@ -112,12 +116,13 @@ def against_first(runs: Sequence[Run], last: int | None = None) -> list[Comparis
 
 def against_best(runs: Sequence[Run], last: int | None = None) -> list[Comparison]:
     """For each protocol (and size of a suite), the model with the fewest bits per byte with each other one; without trials."""
-    comparisons = []
-    for group in collect(without_trials(runs), by_model=True, everything=False).groups:
-        members = contenders([run for row in group.rows for run in row.runs if row.status in ("ok", "contended")])
-        members.sort(key=rank)
-        comparisons += [compare(members[0], other, last) for other in members[1:]]
-    return comparisons
+    groups = collect(without_trials(runs), by_model=True, everything=False).groups
+    return [compare(models[0], other, last) for models in map(ranked, groups) for other in models[1:]]
+
+
+def ranked(group: Group) -> list[Contender]:
+    """The models of a table by their runs that ended well, the best first."""
+    return sorted(contenders([run for row in group.rows for run in row.runs if run.status in ENDED_WELL]), key=rank)
 
 
 def rank(contender: Contender) -> float:
@@ -220,8 +225,9 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
         found.append(
             f"{why}: the runs did not read the same batches, so they are compared as independent runs, far less precisely"
         )
-    elif len(pairs) == 1:
-        found.append("one seed: the interval reflects batch noise, not seed-to-seed variation")
+    if len(pairs) == 1:
+        one = "one seed" if pairs[0].seeds[0] == pairs[0].seeds[1] else "one run of each"
+        found.append(f"{one}: the interval reflects batch noise, not seed-to-seed variation")
     elif len(pairs) == 2:
         found.append("two seeds: the interval over seeds comes from two numbers; run a third seed")
     if any(p.drift for p in pairs):

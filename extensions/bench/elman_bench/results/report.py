@@ -21,10 +21,10 @@ from elman_core.extension import ConfigError, write_text
 
 from . import plots
 from .collect import collect, hardware
-from .compare import compare, contenders, rank, verdict
+from .compare import compare, ranked, verdict
 from .identity import flatten, spelled
 from .rows import Group, Row
-from .runs import Run, find_runs
+from .runs import ENDED_WELL, Run, find_runs
 from .tables import columns, difference_lines, heading
 
 REPORT = "report.html"
@@ -104,8 +104,7 @@ def _overview(runs: Sequence[Run], created: Any) -> str:
 
 def _section(group: Group, every: Group) -> dict[str, Any]:
     """One protocol: `group` has a row a model, `every` a row a run."""
-    members = contenders([run for row in group.rows for run in row.runs if run.status in ("ok", "contended")])
-    members.sort(key=rank)
+    members = ranked(group)
     comparisons = [compare(members[0], other) for other in members[1:]]
     caveats = [f"{c.first.name} − {c.second.name}: {note}" for c in comparisons for note in c.caveats]
     pictures = plots.for_report(members, group.rows, comparisons)
@@ -129,7 +128,7 @@ def _embedded(pictures: Mapping[str, bytes]) -> list[dict[str, str]]:
 
 
 def _tried(group: Group) -> list[tuple[str, str, float, int, str, bool]]:
-    """(model, value, mean held-out bits per byte, seeds, statuses, whether it was chosen) of each value that was tried."""
+    """(model, value, mean held-out bits per byte, seeds that ended well, statuses, whether it was chosen) of each value."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in group.rows:
         if row.tried:
@@ -137,10 +136,10 @@ def _tried(group: Group) -> list[tuple[str, str, float, int, str, bool]]:
             found.setdefault((str(row.runs[0].job.get("model") or row.model), value), []).append(row)
     lines = []
     for (model, value), rows in found.items():
-        well = [row.value("bits_per_byte") for row in rows if row.status in ("ok", "contended")]
+        well = [row.value("bits_per_byte") for row in rows if row.status in ENDED_WELL]
         known = [bits for bits in well if math.isfinite(bits)]
         mean = sum(known) / len(known) if known else math.nan
-        lines.append((model, value, mean, len(rows), ", ".join(sorted({r.status for r in rows})), rows[0].chosen))
+        lines.append((model, value, mean, len(well), ", ".join(sorted({r.status for r in rows})), rows[0].chosen))
     return sorted(lines, key=lambda line: line[0])
 
 
