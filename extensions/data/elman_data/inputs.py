@@ -6,7 +6,6 @@ group of a Parquet file, or else a whole file. Units depend on the inputs alone,
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import gzip
 import importlib
@@ -58,32 +57,33 @@ def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
     Raises:
         DataError: an input is missing, or holds no file that can be read.
     """
-    found: dict[Path, None] = {}
+    found: dict[str, Path] = {}
     passed = 0
     for text in inputs:
         names = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
-        before = len(found)
+        here: list[Path] = []
         for path in map(Path, names):
             if path.is_dir() and not is_dataset(path):
                 for place, folders, files in os.walk(path):
                     folders[:] = sorted(f for f in folders if not f.startswith("."))
                     if is_dataset(Path(place)):
                         folders.clear()
-                        found[Path(place)] = None
+                        here.append(Path(place))
                         continue
                     good = [f for f in sorted(files) if not f.startswith(".") and kind_of(Path(f)) is not None]
-                    found.update({Path(place, f): None for f in good})
+                    here += [Path(place, f) for f in good]
                     passed += len(files) - len(good)
             elif path.is_dir() or names == [text] or kind_of(path) is not None:
-                found[path] = None
+                here.append(path)
             else:
                 passed += 1
-        if len(found) == before and not any(Path(name) in found for name in names):
+        if not here:
             raise DataError(f"{text}: there is no such file, or none that is read: {', '.join(readable())}")
-    for path in found:
-        if not path.is_dir() and kind_of(path) is None:
-            raise DataError(f"{path} is not read: rename it to one of {', '.join(readable())}")
-    return list(found), passed
+        for path in here:
+            if not path.is_dir() and kind_of(path) is None:
+                raise DataError(f"{path} is not read: rename it to one of {', '.join(readable())}")
+            found.setdefault(os.path.realpath(path), path)
+    return list(found.values()), passed
 
 
 def readable() -> list[str]:
@@ -113,17 +113,20 @@ def units(files: Iterable[Path]) -> Iterator[Unit]:
     Raises:
         DataError: a file cannot be read. ConfigError: a library is missing; says what to install.
     """
-    small: list[tuple[str, int]] = []
+    small: list[str] = []
+    together = 0  # bytes of the small ones
     for path in files:
         if path.is_dir():
             yield from _dataset_units(path)
             continue
-        kind, size = kind_of(path), os.stat(path).st_size
+        with _reading(str(path)):
+            kind, size = kind_of(path), os.stat(path).st_size
         if kind == "text" and not _packed(path) and size < UNIT:
-            if sum(n for _, n in small) + size > UNIT:
-                yield _together(small)
-                small = []
-            small.append((str(path), size))
+            if together + size > UNIT:
+                yield Unit("text", tuple(small), together)
+                small, together = [], 0
+            small.append(str(path))
+            together += size
         elif kind == "lines" and not _packed(path):
             yield from (
                 Unit("lines", (str(path),), min(UNIT, size - first), first, first + UNIT)
@@ -137,11 +140,7 @@ def units(files: Iterable[Path]) -> Iterator[Unit]:
         else:
             yield Unit(str(kind), (str(path),), size)
     if small:
-        yield _together(small)
-
-
-def _together(small: Sequence[tuple[str, int]]) -> Unit:
-    return Unit("text", tuple(name for name, _ in small), sum(n for _, n in small))
+        yield Unit("text", tuple(small), together)
 
 
 def documents(unit: Unit) -> Iterator[Document]:
@@ -156,7 +155,12 @@ def documents(unit: Unit) -> Iterator[Document]:
 def _texts(unit: Unit) -> Iterator[Document]:
     for name in unit.paths:
         with _reading(name), _opened(name) as file:
-            yield from file.read().removesuffix(SEPARATOR).split(SEPARATOR)
+            text = file.read(UNIT)
+            while part := file.read(max(UNIT, len(text))):
+                *whole, text = text.split(SEPARATOR)
+                yield from whole
+                text += part
+            yield from text.removesuffix(SEPARATOR).split(SEPARATOR)
 
 
 def _lines(unit: Unit) -> Iterator[Document]:
@@ -280,8 +284,3 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def as_json(unit: Unit) -> dict[str, Any]:
-    """For the plan of a packing."""
-    return dataclasses.asdict(unit)

@@ -262,7 +262,7 @@ def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None
         index[0] = hash_u64(job.seed, job.number, np.arange(number, number + len(some)))
     index[2] = [len(one.tokens) for one in some]
     index[3] = [one.bytes for one in some]
-    order = np.lexsort(index[1::-1])
+    order = _by_key(index, job.unique)
     parts: dict[str, Iterable[Any]] = {"tokens": (some[i].tokens for i in order)}
     if any(one.mask is not None for one in some):
         masks = ((some[i].mask, len(some[i].tokens)) for i in order)
@@ -361,11 +361,17 @@ def _in_order(runs: Sequence[Run], unique: bool) -> Iterator[tuple[NDArray[np.ui
         key = None if bucket == buckets else bucket * 2**64 // buckets
         rows = np.concatenate([run.below(key) for run in runs], axis=1)
         starts = (rows[2].cumsum() - rows[2]).astype(np.int64)
-        order = np.lexsort(rows[1::-1])
-        if unique and len(order):
-            keys = rows[:2, order]
-            order = order[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))]
+        order = _by_key(rows, unique)
         yield rows[:, order], starts[order]
+
+
+def _by_key(rows: NDArray[np.uint64], unique: bool) -> NDArray[np.int64]:
+    """The order of documents by rising key. `unique`: only the first of those with the same key."""
+    order = np.lexsort(rows[1::-1])
+    if unique and len(order):
+        keys = rows[:2, order]
+        order = order[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))]
+    return order
 
 
 def _part(runs: Sequence[Run], kind: str, width: int) -> memoryview:
@@ -386,8 +392,3 @@ def _append(name: Path, file: BinaryIO, change: Callable[[bytes], bytes]) -> Non
     with open(name, "rb") as part:
         while content := part.read(1 << 23):
             file.write(change(content))
-
-
-def total_size(found: Iterable[Unit]) -> int:
-    """The bytes of input of units."""
-    return sum(unit.size for unit in found)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,51 @@ def test_a_large_line_across_units_and_a_last_one_without_newline(tmp_path, smal
     assert len(found) == 5
     assert [d["text"] for unit in found for d in documents(unit)] == long
     assert [*documents(Unit("lines", found[0].paths, 0, 9000, 9001))] == []
+
+
+def test_a_large_text_is_read_a_part_at_a_time(tmp_path, small_units):
+    longer, path = [*TEXTS[:100], "", "long " * 3000, "", *TEXTS[100:]], tmp_path / "a.txt"
+    for ends in ("", "\x1e", "\x1e\x1e"):
+        path.write_text("\x1e".join(longer) + ends)
+        read = [*documents(Unit("text", (str(path),), 0))]
+        assert read == path.read_bytes().removesuffix(b"\x1e").split(b"\x1e")
+    path.write_text("\x1e".join(TEXTS * 10))
+    tracemalloc.start()
+    for _ in documents(Unit("text", (str(path),), 0)):
+        pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < path.stat().st_size / 3
+
+
+def test_many_small_files_take_time_in_proportion_to_their_number(tmp_path):
+    (tmp_path / "a.txt").write_text("abc")
+    began = time.process_time()
+    (unit,) = units([tmp_path / "a.txt"] * 60_000)
+    assert time.process_time() - began < 10, "one sum over the others for each took minutes"
+    assert (len(unit.paths), unit.size) == (60_000, 180_000)
+
+
+def test_a_file_under_several_names_is_read_once_and_one_that_leads_nowhere_is_said(tmp_path, monkeypatch):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    monkeypatch.chdir(tmp_path)
+    for words in (["texts/a.txt", "texts"], ["texts", str(folder)], ["texts/../texts/*", "texts/a.txt"]):
+        assert [path.name for path in find(words)[0]] == ["a.txt"]
+    (folder / "b.txt").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"texts/b\.txt cannot be read: No such file"):
+        list(units(find(["texts"])[0]))
+
+
+def test_many_duplicates_take_no_memory_in_the_merge(tmp_path, small_units, monkeypatch):
+    path = write_lines(tmp_path / "a.jsonl", ({"text": "the same"} for _ in range(3000)))
+    rooms, room = [], packing._room
+    monkeypatch.setattr(packing, "_room", lambda size: rooms.append(size) or room(size))
+    assert main(["data", "pack", str(path), "--out", str(tmp_path / "out"), "--drop-duplicates"]) == 0
+    assert packed_texts(tmp_path / "out") == ["the same"]
+    assert PackedFile(tmp_path / "out").manifest["duplicates"] == 2999
+    assert max(rooms) == 2 * packing.UNIT, "that of a unit, not of what is merged"
 
 
 def test_a_document_larger_than_a_run_and_more_units_than_open_files(tmp_path, small_units):
