@@ -156,20 +156,22 @@ class Encoder:
         def render(some: Any, prompt: bool) -> str:
             return render_jinja_template([some], chat_template=self.how.template, add_generation_prompt=prompt)[0][0]
 
+        def behind(done: str, text: str) -> str:
+            if not text.startswith(done):
+                raise ValueError("what it writes for a turn changes what it wrote before")
+            return text[len(done) :]
+
         pieces: list[Piece] = []
         done = ""
         try:
             for i, message in enumerate(messages):
                 if message["role"] == "assistant":
                     before, after = render(messages[:i], True), render(messages[: i + 1], False)
-                    if not (before.startswith(done) and after.startswith(before)):
-                        raise ValueError("what it writes for a turn changes what it wrote before")
-                    pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+                    pieces += [(behind(done, before), False), (behind(before, after), True)]
                     done = after
-            rest = render(messages, False)
+            return [*pieces, (behind(done, render(messages, False)), False)]
         except Exception as error:  # whatever a template raises
             raise DataError(f"{name}: the chat template fails: {type(error).__name__}: {error}") from error
-        return [*pieces, (rest[len(done) :], False)]
 
     def _bytes(self, pieces: Sequence[Piece]) -> Encoded | None:
         if len(pieces) == 1 and pieces[0][1]:  # most documents: without the lists below a tenth faster

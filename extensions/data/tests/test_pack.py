@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from elman_data import packing
-from elman_data.encode import How
+from elman_data.encode import Encoder, How
 from elman_data.inputs import Unit, documents, find, units
 from train_helpers import losses, train_words
 
@@ -263,6 +263,19 @@ def test_many_duplicates_take_no_memory_in_the_merge(tmp_path, small_units, monk
     assert packed_texts(tmp_path / "out") == ["the same"]
     assert PackedFile(tmp_path / "out").manifest["duplicates"] == 2999
     assert max(rooms) == 2 * packing.UNIT, "that of a unit, not of what is merged"
+
+
+def test_a_template_that_changes_an_earlier_answer_is_refused():
+    template = (
+        "{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content if loop.last or m.role == 'user' else '' }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    said = [{"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "an answer"), ("user", "thanks"))]
+    encoder = Encoder(How(template=template))
+    assert encoder.pieces({"messages": said[:2]}, "a")[1] == ("an answer", True)
+    with pytest.raises(DataError, match="what it writes for a turn changes what it wrote before"):
+        encoder.pieces({"messages": said}, "a")
 
 
 def test_a_document_larger_than_a_run_and_more_units_than_open_files(tmp_path, small_units):
