@@ -68,7 +68,7 @@ def require_text(*names: str | Path | None) -> None:
     for name in (n for n in names if n is not None):
         try:
             whole = str(Path(name).expanduser().resolve())
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(f"{name} cannot be used: {getattr(error, 'strerror', None) or error}") from error
         if printable(whole, DIRECTIONS) != whole:
             raise ConfigError(
@@ -332,16 +332,15 @@ def _wrong(folder: Path, listed: dict[str, Any]) -> Iterator[str]:
     for name, (length, expected) in listed.items():
         path = folder / name
         try:
-            there = path.is_file()
-        except (OSError, ValueError):  # a name that no file can have
-            there = False
-        if not there:
-            yield f"{name} is missing"
-        elif (size := path.stat().st_size) != length:
-            what = "truncated" if size < length else "longer than it was"
-            yield f"{name} is {what}: {size} bytes instead of {length}"
-        elif _checksum(path) != expected:
-            yield f"{name} has been altered: its checksum does not match"
+            if not path.is_file():
+                yield f"{name} is missing"
+            elif (size := path.stat().st_size) != length:
+                what = "truncated" if size < length else "longer than it was"
+                yield f"{name} is {what}: {size} bytes instead of {length}"
+            elif _checksum(path) != expected:
+                yield f"{name} has been altered: its checksum does not match"
+        except (OSError, ValueError) as error:  # a bad sector, a name that no file can have
+            yield f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _checksum(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections import namedtuple
 import pytest
 
 from elman_core import storage
+from elman_core.model.checkpoint import newest_good
 from elman_core.registry import CheckpointError, StorageError
 from elman_core.storage import (
     check_folder,
@@ -145,6 +146,21 @@ def test_a_writer_killed_at_random_instants_always_leaves_a_good_checkpoint(tmp_
     writer.communicate()
     assert wrote > KILLS // 5
     assert interrupted > KILLS // 5
+
+
+def test_a_checkpoint_with_a_bad_sector_is_passed_over_for_the_one_before(tmp_path, monkeypatch, caplog):
+    for step in (1, 2):
+        write_folder(tmp_path / f"step-{step}", fill)
+    read = storage.open_regular
+
+    def failing(path, *flags):
+        if str(path).endswith("step-2/sub/b.bin"):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *flags)
+
+    monkeypatch.setattr(storage, "open_regular", failing)
+    assert newest_good(tmp_path, check_folder) == tmp_path / "step-1"
+    assert "step-2: sub/b.bin cannot be read: Input/output error" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["config.json", "state/optimizer"])
