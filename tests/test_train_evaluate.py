@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from train_helpers import checkpoint, metrics, settings, write_text
+from train_helpers import checkpoint, metrics, settings, write_packed, write_text
 
 from elman_core.cli import main
-from elman_core.data import ByteFile, heldout_offsets, heldout_windows, split
+from elman_core.data import Batch, ByteFile, Heldout, heldout_offsets, heldout_windows, open_file, split
 from elman_core.model import LadderConfig, LadderForCausalLM
-from elman_core.registry import ConfigError, Mixer
+from elman_core.registry import ConfigError, DataError, Mixer
 from elman_core.training.evaluate import on_everything, on_windows
 from elman_core.training.start import start
 
@@ -65,6 +65,29 @@ def test_a_whole_file_is_scored_with_each_byte_once_and_all_context(size, rows, 
     expected = sum(nats_by_hand(model, file.read(r * part, end + 1 - r * part)) for r, end in enumerate(ends))
     assert got["bytes"] == size - 1
     assert got["loss"] == pytest.approx(expected / (size - 1), rel=1e-5)
+
+
+def test_documents_side_by_side_are_scored_each_from_the_initial_state(model):
+    tokens = np.arange(60, 80, dtype=np.uint8)[None]
+    starts = np.isin(np.arange(19), [0, 7])[None]
+    both = Batch(tokens, np.zeros(1, np.int64), np.ones(1, bool), counts=np.ones((1, 19), bool), starts=starts)
+    got = on_windows(model, Heldout(1, 19, lambda _: both), 1)
+    expected = nats_by_hand(model, tokens[0, :8]) + nats_by_hand(model, tokens[0, 7:])
+    assert got["loss"] == pytest.approx(expected / 19, rel=1e-5)
+    assert got["loss"] != pytest.approx(nats_by_hand(model, tokens[0]) / 19, rel=1e-4)
+
+
+def test_what_has_no_target_is_refused_before_a_training_or_a_figure(model, text, tmp_path):
+    (tmp_path / "one").write_bytes(b"a")
+    with pytest.raises(DataError, match="the text is too short"):
+        start(settings(text, f"data.heldout_file={str(tmp_path / 'one')!r}"), tmp_path / "run", quiet=True)
+    masked = open_file(write_packed(tmp_path / "masked", np.full(100, 97, np.uint8), np.zeros(100, bool)))
+    for score in (
+        lambda: on_everything(model, masked, 50, 2),
+        lambda: on_windows(model, heldout_windows(masked, split(100, 0.5), 10), 2),
+    ):
+        with pytest.raises(DataError, match="no target counts"):
+            score()
 
 
 def test_a_growing_state_is_not_carried_over_a_file(model, text, monkeypatch):

@@ -82,8 +82,6 @@ def on_windows(
                 own[mine] = nats, count, _bytes(batch, count, sizes)
     every = {index: scored for part in ranks.gather(own) for index, scored in part.items()}
     count, size = (sum(every[index][i] for index in range(len(batches))) for i in (1, 2))
-    if not count:
-        raise DataError("nothing counts in the held-out windows: pack more text, or hold more out (data.heldout)")
     return _result(sum(every[index][0] for index in range(len(batches))), count, None if sizes is None else size)
 
 
@@ -127,7 +125,7 @@ def on_everything(
             batch = read(np.array([part * rows]), rest)
             more, targets, _ = _nats(model, batch, tail)
             nats, count, size = nats + more, count + targets, size + _bytes(batch, targets, sizes)
-    return _result(nats, max(1, count), None if sizes is None else size)
+    return _result(nats, count, None if sizes is None else size)
 
 
 def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
@@ -161,8 +159,10 @@ def _nats(
 ) -> tuple[float, int, States | None]:
     """The sum of the loss, over how many targets, and the states after the windows."""
     device = model.model.embed_tokens.weight.device
-    inputs_BT, targets_BT = Windows.of(batch).each(lambda t: t.to(device)).pair()
+    windows = Windows.of(batch).each(lambda t: t.to(device))
+    inputs_BT, targets_BT = windows.pair()
     how: dict[str, Any] = {"loss_chunk": loss_chunk, "states": states, "return_states": carry}
+    how["starts_BT"] = windows.starts
     if batch.counts is None:
         out = forward(model, inputs_BT, targets_BT, **how)
         return float(out.loss) * targets_BT.numel(), targets_BT.numel(), out.states
@@ -180,6 +180,8 @@ def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
 
 def _result(nats: float, count: int, size: int | None) -> dict[str, Any]:
     """`size`: bytes of text; None: tokens are bytes."""
+    if not count:
+        raise DataError("no target counts in this text: pack more text, or hold more out (data.heldout)")
     loss = nats / count
     if size is None:
         return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": count}
