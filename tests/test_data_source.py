@@ -9,7 +9,7 @@ import torch
 from train_helpers import assert_same_bits, checkpoint, losses, manifest, metrics, settings, write_text
 
 from elman_core.cli import main
-from elman_core.data import Mixture, Source, TrainingWindows, open_file, split
+from elman_core.data import Batch, Mixture, Source, TrainingWindows, hash_u64, open_file, split
 from elman_core.registry import ConfigError, DataError, ElmanError
 from elman_core.training.evaluate import on_mixture
 from elman_core.training.start import resume, start
@@ -138,8 +138,6 @@ class Masked(Source):
     vocab_size = 7
 
     def read(self, step, rows):
-        from elman_core.data import Batch, hash_u64
-
         tokens = (hash_u64(self.seed, step, rows[:, None], np.arange(self.length + 1)) % 7).astype(np.uint32)
         counts = np.arange(self.length) < (rows[:, None] * self.length) // (3 * self.rows)
         return Batch(tokens, rows, np.ones(len(rows), bool), counts=counts)
@@ -159,6 +157,24 @@ def test_micro_batches_weigh_each_target_alike(files, tmp_path):
     assert seen[1].abs().sum() > 0
 
 
+def test_one_target_in_the_rows_of_all_processes_weighs_what_it_weighs_in_one(files, tmp_path, monkeypatch):
+    class One(Masked):
+        def read(self, step, rows):
+            batch = super().read(step, rows)
+            batch.counts[:] = (rows[:, None] == 0) & (np.arange(self.length) == 3)
+            return batch
+
+    trainer = start(mixed(files[:1]), tmp_path / "run", quiet=True)
+    trainer.feed.windows = One(LENGTH, ROWS, 0)
+    loss = []
+    for processes in (1, 2):  # of the second no target counts
+        monkeypatch.setattr(trainer.processes, "mean", lambda values, n=processes: values / n)
+        loss.append(float(trainer.compute.gradients(trainer.feed.get(0, None))[0][0]))
+    assert loss[0] == pytest.approx(loss[1])
+    assert loss[0] > 0
+    trainer.folder.close()
+
+
 def test_a_mixture_of_masked_and_plain_sources_counts_all_of_the_plain(files):
     plain = open_text(mixed(files[:1])).windows
     both = Mixture([Masked(LENGTH, ROWS, 0), plain], [1, 1], ROWS, seed=3, streams=False)
@@ -168,12 +184,38 @@ def test_a_mixture_of_masked_and_plain_sources_counts_all_of_the_plain(files):
     assert not batch.counts[which == 0].all(axis=1).any()
 
 
+def test_a_mixture_has_the_widest_of_all_tokens_and_the_fresh_rows_of_sources_without_starts():
+    class Streams(Source):
+        """Rows that begin afresh in even steps; with `starts`, targets are wider than inputs."""
+
+        def __init__(self, starts):
+            super().__init__(LENGTH, 2, 0)
+            self.starts, self.vocab_size = starts, 50_001
+
+        def read(self, step, rows):
+            fresh, inputs = np.full(len(rows), step % 2 == 0), np.zeros((len(rows), LENGTH + 1), np.uint8)
+            if not self.starts:
+                return Batch(inputs, rows, fresh)
+            targets = np.full((len(rows), LENGTH), 50_000, np.uint16)
+            return Batch(inputs[:, 1:], rows, fresh, targets, starts=np.zeros(targets.shape, bool))
+
+    both = Mixture([Streams(True), Streams(False)], [1, 1], 4, 0, streams=True)
+    for step in range(2):
+        batch = both.batch(step)
+        assert batch.targets.tolist() == 2 * [LENGTH * [50_000]] + 2 * [LENGTH * [0]]
+        assert batch.starts[2:, 0].all() == (step == 0)
+        assert not batch.starts[:2].any()
+        assert not batch.starts[:, 1:].any()
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         (["a:0", "b"], "the weight of a is 0: a weight is above 0"),
         (["a:-1", "b"], "the weight of a is -1"),
         (["a", "none:2"], "there is no file"),
+        (["~nobody.has.this.name/text"], "cannot be used: Could not determine home directory"),
+        (["a" * 5000], ": File name too long"),
         (["a", ""], "no training text: give one with --data FILE"),
         ([], "no training text: give one with --data FILE"),
         (["a", 3], "no training text: give one with --data FILE"),

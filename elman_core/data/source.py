@@ -170,7 +170,7 @@ class Mixture(Source):
         self.bounds = np.cumsum(dealt(weights, rows)) if streams else None
         # A recorded step needs arrays of the same kinds in every batch, whichever sources its rows come from.
         first = [s.read(0, np.arange(1)) for s in sources]
-        self.dtype = np.result_type(*(b.tokens.dtype for b in first))
+        self.dtype = np.result_type(*(a.dtype for b in first for a in (b.tokens, b.targets) if a is not None))
         names = ("targets", "counts", "starts", "filled")
         self.given = {name for name in names if any(getattr(b, name) is not None for b in first)}
 
@@ -187,8 +187,8 @@ class Mixture(Source):
         """The arrays of a batch of one source, with what only others give."""
         shape = len(batch.tokens), self.length
         absent = {
-            "targets": batch.tokens[:, 1:], "counts": np.ones(shape, bool), "starts": np.zeros(shape, bool),
-            "filled": np.full(shape[0], self.length),
+            "targets": batch.tokens[:, 1:], "counts": np.ones(shape, bool), "filled": np.full(shape[0], self.length),
+            "starts": (np.arange(self.length) == 0) & batch.fresh[:, None],
         }  # fmt: skip
         arrays = {name: absent[name] if (a := getattr(batch, name)) is None else a for name in self.given}
         arrays |= {"tokens": batch.tokens[:, : self.length + ("targets" not in arrays)], "fresh": batch.fresh}

@@ -227,7 +227,7 @@ class TrainStep:
         share = self.train.accumulate
         counted = None
         if windows.counts is not None:  # the loss is the mean over what counts in all rows, wherever they are computed
-            counted = self.processes.mean(windows.counts.sum(dtype=torch.float32)[None])[0].clamp(min=1) / share
+            counted = self.processes.mean(windows.counts.sum(dtype=torch.float32)[None])[0].clamp(min=1e-9) / share
         with self.autocast():  # one context: a weight is cast once for all micro-batches
             for i, some in enumerate(self.micro_batches(windows)):
                 with self.processes.micro_batch(last=i + 1 == share):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from elman_core.data import (
@@ -47,7 +47,7 @@ class Part:
     def __init__(self, value: str) -> None:
         self.value, self.weight = value, 1.0
         rest, _, weight = value.rpartition(":")
-        if not Path(value).expanduser().exists() and _is_number(weight) and rest:
+        if not _exists(value) and _is_number(weight) and rest:
             self.value, self.weight = rest, float(weight)
             if not 0 < self.weight < math.inf:
                 raise ConfigError(f"the weight of {rest} is {weight}: a weight is above 0")
@@ -55,7 +55,7 @@ class Part:
         self.file: ByteFile | PackedFile | None = None
         name = self.value.partition(":")[0]
         is_source = name in extensions("sources") or name in known("sources")
-        if Path(self.value).expanduser().exists() or not is_source:
+        if _exists(self.value) or not is_source:
             self.file = open_file(self.value)
             self.value = str(self.file.path.resolve())
 
@@ -196,6 +196,10 @@ def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, A
         )
     if "heldout_file" in actual and actual["heldout_file"] != expected.get("heldout_file"):
         raise DataError("data.heldout_file is not the text that this run was evaluated on: restore it")
+
+
+def _exists(name: str) -> bool:
+    return os.path.exists(os.path.expanduser(name))  # of pathlib, both raise for some names
 
 
 def _is_number(text: str) -> bool:
