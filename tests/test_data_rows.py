@@ -101,6 +101,13 @@ def test_pieces_stay_whole_where_they_fit_and_fill_what_is_left_where_they_do_no
     assert fill([(0, 9)], 10, rows=3) == [[(0, 4, 2)], [(0, 6, 3)], [(0, 0, 4)]]
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_no_row_stays_empty_however_short_rows_are(length, tmp_path):
+    file = open_file(raw(tmp_path, [30, 1, 50, 2, 900]))
+    source = PackedRows(file, split(file.size, 0), length, ROWS, seed=3)
+    assert all(batch.filled.min() >= 1 for batch in map(source.batch, range(100)))
+
+
 @pytest.mark.parametrize("size", [0, 40])
 def test_a_text_that_fills_no_row_is_refused(size, tmp_path):
     file = open_file(raw(tmp_path, [size]))

@@ -46,7 +46,7 @@ class PackedRows(FileSource):
                 "chunks (train.chunk_size)"
             )
         # As many tokens as BLOCK rows hold of whole pieces, in each of some samples: then hardly any has to be cut.
-        self.block = (BLOCK - 1) * length
+        self.block = max(BLOCK, (BLOCK - 1) * length)
         while any(sum(map(len, fill(enumerate(s), length))) > max(len(s), BLOCK) for s in map(self._sample, range(8))):
             self.block = int(0.99 * self.block)
         self.order, self.filled = lru_cache(2)(self._order), lru_cache(2)(self._filled)
