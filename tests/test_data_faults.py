@@ -60,6 +60,14 @@ def test_a_disk_that_does_not_recover_is_named_with_the_place(text, monkeypatch)
     assert len(waited) == 3
 
 
+def test_a_text_that_is_gone_when_its_stale_handle_is_opened_again_is_named(text, monkeypatch):
+    file = ByteFile(text)
+    failing(errno.ESTALE, 1, monkeypatch)
+    text.unlink()
+    with pytest.raises(LoaderError, match=r"cannot read .*text at byte 7: No such file"):
+        file.read(7, 10)
+
+
 def test_an_error_that_waiting_does_not_cure_is_said_at_once(text, monkeypatch):
     file = ByteFile(text)
     waited = failing(errno.EBADF, 100, monkeypatch)

@@ -190,8 +190,12 @@ class ByteFile:
             return None
 
     def _patiently(self, offset: int, length: int) -> bytes:
+        stale = False
         for wait in (*WAITS, None):
             try:
+                if stale:
+                    self._finalizer()
+                    self._open()
                 return self._read_at(offset, length)
             except OSError as error:
                 said = f"cannot read {self.path} at byte {offset:,}: {error.strerror or error}"
@@ -199,9 +203,7 @@ class ByteFile:
                     raise LoaderError(said) from error
                 log.warning("elman: %s; trying again in %g s", said, wait)
                 time.sleep(wait)
-                if error.errno == errno.ESTALE:
-                    self._finalizer()
-                    self._open()
+                stale = stale or error.errno == errno.ESTALE
         raise AssertionError("the last attempt returns or raises")
 
     def _read_at(self, offset: int, length: int) -> bytes:
