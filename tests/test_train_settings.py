@@ -93,6 +93,12 @@ def test_a_wrong_value_names_its_key(wrong):
         from_dict(apply_sets({}, [wrong]))
 
 
+def test_an_option_beside_what_is_no_table_of_options_is_an_error():
+    for options, key in (([{}, {}], "n"), ("abc", "n"), ({"e88": 5}, "e88.n")):
+        with pytest.raises(ConfigError, match=r"model\.options(\.e88)? is no table of options, but "):
+            apply_sets({"model": {"options": options}}, [f"model.options.{key}=1"])
+
+
 def test_applying_sets_leaves_the_tree_it_got_alone():
     tree = {"model": {"options": {"a": 1}}, "train": {"lr": 1.0}}
     put(copied := apply_sets(tree, ["train.lr=2.0"]), "model.options.a", 2)

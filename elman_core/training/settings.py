@@ -245,14 +245,21 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
     """
     table, _, name = key.partition(".")
     if table == "model" and name.startswith("options."):
-        options = dict(tree.setdefault("model", {}).get("options", {}))
+        options = _table("model.options", tree.setdefault("model", {}).get("options", {}))
         variant, dot, own = name.removeprefix("options.").rpartition(".")
-        options |= {variant: {**options.get(variant, {}), own: value}} if dot else {own: value}
+        whose = _table(f"model.options.{variant}", options.get(variant, {})) if dot else {}
+        options |= {variant: {**whose, own: value}} if dot else {own: value}
         tree["model"]["options"] = options
         return
     if key not in known_keys():
         raise _unknown(key, options=_options(tree))
     tree.setdefault(table, {})[name] = value
+
+
+def _table(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is no table of options, but {value!r}: give the whole of it, --set {key}=…")
+    return dict(value)
 
 
 def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
