@@ -159,8 +159,8 @@ def test_a_failing_hook_stops_the_run_with_its_plugin_named_and_what_was_done_sa
 
 @pytest.mark.parametrize(
     "given",
-    [{"loss": torch.zeros(())}, {"x": torch.zeros(2)}, {"x": 1.0}, torch.zeros(())],
-    ids=["taken", "vector", "float", "tensor"],
+    [{"loss": torch.zeros(())}, {"fill": torch.zeros(())}, {"x": torch.zeros(2)}, {"x": 1.0}, torch.zeros(())],
+    ids=["taken", "taken for rows", "vector", "float", "tensor"],
 )
 def test_a_loss_term_that_is_not_a_named_scalar_is_an_error(given, text, tmp_path, register):
     class Wrong:

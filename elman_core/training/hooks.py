@@ -19,7 +19,19 @@ OBSERVE = (
     "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
 )  # fmt: skip
 ACT = ("elman_loss_terms", "elman_before_optimizer_step")
-RESERVED = ("kind", "step", "loss", "bits_per_byte", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
+RESERVED = (
+    "kind",
+    "step",
+    "loss",
+    "bits_per_byte",
+    "lr",
+    "grad_norm",
+    "fill",
+    "tok_s",
+    "memory",
+    "seconds",
+    "bytes_seen",
+)
 
 
 def call(name: str, **arguments: Any) -> list[Any]:
