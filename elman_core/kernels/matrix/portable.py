@@ -55,8 +55,8 @@ def recurrence(
     state, mask, starts = (made.pop(name) for name in ("S0", "mask", "starts"))
     dtype, batch = compute_dtype(*made.values()), len(given)
     if batch == heads == 1 and spare_rows(1, given):  # BLAS sums one product otherwise than each of several
-        names = [name for name, x in made.items() if x is not None and name not in (*cell.params, "A_log", "dt_bias")]
-        made |= zip(names, with_spare(1, 0, *(made[name] for name in names)), strict=True)
+        timed = [name for name, x in made.items() if x is not None and name not in (*cell.params, "A_log", "dt_bias")]
+        made |= zip(timed, with_spare(1, 0, *(made[name] for name in timed)), strict=True)
         state, mask, starts = with_spare(1, 0, state, mask, starts)
     with without_autocast(given):
         made = {name: None if x is None else x.to(dtype) for name, x in made.items()}
