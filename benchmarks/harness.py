@@ -1,7 +1,7 @@
-"""What every benchmark shares: how a computation is timed and compared with its peer, and what a result file says.
+"""What all benchmarks share: timing a computation, comparing it with its peer, and the contents of a result file.
 
-A problem is a function from a `Setting` to rows; `run.py` has the list of them and writes the file. A row is what `Setting.row`
-makes of it: the shape, `who`, and figures, or the `reason` for which there are none.
+A problem is a function from a `Setting` to rows; `run.py` lists the problems and writes the file. `Setting.row` makes a row:
+the shape, `who`, and the figures, or the `reason` why there are none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 def visible_gpus(count: int) -> list[str]:
-    """The names that CUDA_VISIBLE_DEVICES gives the `count` GPUs of this process, without starting CUDA."""
+    """The names of this process's `count` GPUs in CUDA_VISIBLE_DEVICES, without starting CUDA."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
 
 
@@ -58,10 +58,10 @@ class Run:
     """A differentiable computation.
 
     Attributes:
-        forward: the output. leaves: what its gradients are of, by the names that its peers use, too. as_ours: by name ("y" for
-            the output): a result in the layout and meaning of ours. A leaf that ours does not have is not compared. peer_of:
-            the run that computes the same function; "" for one of its own. steps: launched step by step, so that a CUDA graph
-            of it is timed too, and the faster counts.
+        forward: returns the output. leaves: the tensors whose gradients are taken, by the names that peers use too. as_ours:
+            by name ("y" for the output), converts a result to the layout and meaning of ours; a leaf that ours lacks is not
+            compared. peer_of: the run of ours that computes the same function; "" for ours. steps: launched step by step, so a
+            CUDA graph of it is timed too, and the faster counts.
     """
 
     forward: Callable[[], Tensor]
@@ -76,9 +76,9 @@ class Setting:
     """How a problem is run.
 
     Attributes:
-        device, tiny: where; small sizes in float32, which show that everything runs and agrees, and no speed. peers: whether
-            others are timed beside ours. repeats: of each figure. only: words, of which a row has one among its names; () for
-            all rows. folder: for files that a problem needs.
+        device: where it runs. tiny: small sizes in float32, which show that everything runs and agrees, not how fast. peers:
+            time others beside ours. repeats: of each figure. only: a row runs if one of these words is among its names; ()
+            for all rows. folder: for files that a problem needs.
     """
 
     device: torch.device
@@ -99,7 +99,7 @@ class Setting:
         return not self.only or any(word == str(name) for word in self.only for name in names.values())
 
     def row(self, measure: Callable[[], Row], **names: Any) -> Row:
-        """The names, and what `measure` returns, or why it could not."""
+        """The names and the figures that `measure` returns, or the reason why it failed."""
         try:
             return {**names, **measure()}
         except Exception as error:  # any failure of any library is a result
@@ -118,7 +118,7 @@ class Setting:
         """A row for each run: microseconds over `per` (forward as training runs it, backward, both), and how far a peer
         differs.
 
-        A peer that computes another function than the limit allows has `agrees` false.
+        `agrees` is false if a peer differs by more than the limit.
         """
         builders, made = {**ours, **(peers if self.peers else {})}, dict[str, Run]()
 
@@ -166,8 +166,9 @@ class Setting:
 
 
 def milliseconds(call: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    """Of each of so many calls. On a GPU between two events, which it meets without waiting for the host: it is kept busy
-    first."""
+    """Durations of `repeats` calls. On a GPU, each is the time between two events; the GPU is kept busy first, so it does not
+    wait for the host.
+    """
     times = []
     for _ in range(WARM + repeats):
         if device.type != "cuda":
@@ -186,7 +187,7 @@ def milliseconds(call: Callable[[], object], repeats: int, device: torch.device)
 
 
 def captured(call: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
-    """So many calls as a CUDA graph, after two that let libraries choose and allocate."""
+    """Capture `times` calls in a CUDA graph, after two calls in which libraries choose and allocate."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -214,7 +215,7 @@ def agreement(ours: Run, peer: Run) -> Row:
 
 
 def results(run: Run, gy: Tensor | None) -> dict[str, Tensor]:
-    """The output as "y", the gradient that it was given as "gy", and the leaves' gradients as "dNAME", as ours has them."""
+    """The output as "y", its given gradient as "gy", and the leaves' gradients as "dNAME", in our layout."""
     y = run.as_ours.get("y", same)(run.forward())
     gy = torch.randn_like(y) if gy is None else gy.to(y.dtype)
     gradients = torch.autograd.grad(y, list(run.leaves.values()), gy) if run.leaves else ()

@@ -1,7 +1,7 @@
 """Draw docs/models.svg from README's table of models: python benchmarks/picture.py
 
-Quality against speed, a labelled point for each model; circles are variants of this project, squares, labelled above, are
-baselines. The colours are two of Okabe and Ito's, lighter in dark mode.
+Quality against speed, with a labelled point for each model. Circles are variants of this project; squares, labelled above, are
+baselines. The two colours are from Okabe and Ito's palette, lighter in dark mode.
 """
 
 from __future__ import annotations

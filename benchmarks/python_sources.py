@@ -1,14 +1,13 @@
-"""A text of 100 MB or more from the Python sources that are installed here: the same bytes wherever the same files are.
+"""A text of 100 MB or more from the installed Python sources: the same bytes wherever the same files are.
 
     python benchmarks/python_sources.py FILE [--least 100_000_000] [--from FOLDER ...] [--suffix .py ...] [--digest 4abbdd0a]
 
-Every .py file (or every file with a given ending) of the standard library and of the installed packages: each text once, in
-the order of the SHA-256 of its bytes, so that neither paths nor file systems matter and every part of the file holds
-something of every package; each ended by 0x1e.
-What is not UTF-8, is empty or holds a 0x1e itself is left out, and so are this repository's packages (elman*), which change
-between runs that are to be compared; install nothing else meanwhile. FILE.json says what came out: bytes, SHA-256, number of
-files, folders. Prints the same as one line of JSON. Leaves with 1 if it is less than --least bytes, or another text than that
-whose SHA-256 begins with --digest.
+It has every .py file (or every file with a given ending) of the standard library and of the installed packages. Each text
+comes once, ended by 0x1e, in the order of the SHA-256 of its bytes, so neither paths nor file systems matter, and every part
+of the file has something of every package. Files that are empty, are not UTF-8 or contain 0x1e are left out, and so are this
+repository's packages (elman*), which change between runs that are to be compared; install nothing else meanwhile. FILE.json
+records the bytes, the SHA-256, the number of files and the folders, and the same is printed as one line of JSON. The exit code
+is 1 if the text has fewer than --least bytes, or if its SHA-256 does not begin with --digest.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def folders() -> list[Path]:
 
 
 def sources(where: Iterable[Path], suffixes: Sequence[str] = (".py",)) -> Iterator[bytes]:
-    """The bytes of every file below the folders whose name has such an ending. A file below two of them comes twice."""
+    """The bytes of every file below the folders with such an ending. A file below two of the folders comes twice."""
     for folder in where:
         for home, inside, names in os.walk(folder):
             if Path(home) == folder:
@@ -56,7 +55,7 @@ def sources(where: Iterable[Path], suffixes: Sequence[str] = (".py",)) -> Iterat
 
 
 def write(file: Path, where: Sequence[Path], suffixes: Sequence[str] = (".py",)) -> dict[str, Any]:
-    """Write the text and FILE.json; returns what that says."""
+    """Write the text and FILE.json; return the contents of the latter."""
     texts = {hashlib.sha256(text).digest(): text for text in sources(where, suffixes)}
     whole = hashlib.sha256()
     file.parent.mkdir(parents=True, exist_ok=True)

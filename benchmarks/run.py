@@ -4,11 +4,10 @@
     python benchmarks/run.py dense --peers --only e42,plain --out benchmarks/results/dense_h100.json
     python benchmarks/run.py all --peers --out everything.json
 
-A figure is a median between two CUDA events (on a CPU of the wall clock) after three calls that do not count; a peer is given
-our inputs, and its output and gradients are compared with ours first. The file is written after every row; it has the
-hardware, driver, versions and commit. Several problems run one after the other in processes of their own. Peers are timed
-where they are installed; nothing is downloaded. Leaves with 1 if a row of ours has no figures, or if a peer computes something
-else.
+A figure is a median between two CUDA events (on a CPU, of the wall clock) after three calls that do not count. A peer gets our
+inputs, and its output and gradients are compared with ours first. The file is written after every row; it has the hardware,
+driver, versions and commit. Several problems run one after the other, each in its own process. Peers are timed if they are
+installed; nothing is downloaded. The exit code is 1 if a row of ours has no figures, or if a peer computes something else.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def run(name: str, given: argparse.Namespace) -> list[Row]:
 
 
 def apart(names: Sequence[str], given: argparse.Namespace) -> list[Row]:
-    """The rows of several problems, each in a process of its own."""
+    """The rows of several problems, each in its own process."""
     found: Row = {"problem": ", ".join(names), **facts(torch.device(given.device)), "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:

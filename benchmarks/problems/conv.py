@@ -1,7 +1,7 @@
 """The causal convolution of a layer, microseconds: four taps, no bias, with and without SiLU; x in 16 bits, weights in float32.
 
-x is (B, T, C), whole or the first C columns of a wider tensor, as one product of several maps leaves it. `copy` reads and
-writes as many bytes as x and y have (backward: x and the gradients of both). Half of each row of `half padding` is padding.
+x is (B, T, C), whole or the first C columns of a wider tensor, as a joined product of several maps leaves it. `copy` reads and
+writes the bytes of x and y (backward: of x and both gradients). In `half padding`, half of each row is padding.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Whole training steps on a CPU: tok/s and the peak of resident memory of models of about 2M parameters.
 
-Each figure is a process of its own, which trains as `elman train` does. Before and after take turns, so that what else the
-machine does slows both. "after" is this checkout. "before" is the Python that ELMAN_BEFORE names, of another checkout; without
-it, plain PyTorch (ELMAN_KERNELS=off; for lstm and gru that is torch's own), of which only the first step is made where that
-takes minutes. Else the first step, which may compile and verify, counts apart ("first_s"). tok_cpu_s: tokens for each second of
-a core, which other processes disturb less. load: processes that wanted to run, over the last minute.
+Each figure comes from its own process, which trains as `elman train` does. Before and after take turns, so that other work on
+the machine slows both. "after" is this checkout. "before" is another checkout's Python, named by ELMAN_BEFORE; without it,
+plain PyTorch (ELMAN_KERNELS=off; for lstm and gru that is torch's own). If a step of "before" takes minutes, only its first
+step is run. Otherwise the first step, which may compile and verify, is counted separately ("first_s"). tok_cpu_s: tokens per
+second of processor time, which other processes disturb less. load: runnable processes, averaged over the last minute.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Packing and feeding, on a CPU: input that `elman data pack` takes a second, beside Hugging Face's `datasets` alone, and
-tokens a second that the thread that reads ahead makes into batches, from three packed files.
+"""Packing and feeding on a CPU: MB a second that `elman data pack` packs, beside Hugging Face's `datasets` alone, and tokens a
+second that the reading thread makes into batches, from three packed files.
 
-MB are of uncompressed JSON lines with texts of 2.6 kB. `datasets` parses the same file into Arrow, shuffles it, and writes it
-in the new order (`Dataset.from_json`, `shuffle`, `save_to_disk`), on as many processes. Both are also given by processor time,
-which other programs disturb less: `mb_cpu_s` is what one core does in a second of its own. Eight ranks are processes that each
-make their rows of every batch; `private` is a rank's own memory in MiB, `shared` that of the pages of files and libraries.
+MB count uncompressed JSON lines with texts of 2.6 kB. `datasets` parses the same file into Arrow, shuffles it, and writes it
+in the new order (`Dataset.from_json`, `shuffle`, `save_to_disk`), with as many processes. Both are also given per second of
+processor time (`mb_cpu_s`), which other programs disturb less. Each of eight ranks is a process that makes its rows of every
+batch; `private` is a rank's own memory in MiB, `shared` that of pages of files and libraries.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def mixture(files: list[Path]) -> Mixture:
 
 
 def fed(files: list[Path], steps: int) -> Row:
-    """Batches through the thread that reads ahead, taken as fast as it makes them."""
+    """Take batches from the reading thread as fast as it makes them."""
     reader = Prefetcher(mixture(files).batch, torch.device("cpu"))
     reader.get(0)
     began, used = time.perf_counter(), cpu()
@@ -132,7 +132,7 @@ def rank(
 
 
 def ranks(files: list[Path], steps: int) -> Row:
-    """Eight processes make the batches of one; raises if they are not the same."""
+    """Eight processes make the batches of one process; raise if they differ."""
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(8), context.Queue()
     every = [context.Process(target=rank, args=(r, files, steps, barrier.wait, queue.put)) for r in range(8)]

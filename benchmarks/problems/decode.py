@@ -1,15 +1,14 @@
 """Decoding in bytes per second over all samples, with the default sampling of `elman generate` (temperature 0.8, top-k 40,
 top-p 0.9).
 
-`program`: the loop behind `elman generate` for one sample, the whole model in one launch, from the first byte after the first
-launch to the last; `graph`: its steps recorded as a CUDA graph;
-`eager`: the same, launched kernel by kernel; `bursts`: `generate(custom_generate=in_bursts)`, with prompt and recording in the
-time. The peer is transformers' own loop, `generate()` with the static cache, with the same model. ELMAN_PROFILE=FOLDER writes
-a table of kernels of each `graph` row into it. --only names models, ways or numbers of samples; a model that is not in the
-list is timed too.
+`program`: the loop of `elman generate` for one sample, the whole model in one launch, from the first byte after the first
+launch to the last. `graph`: its steps recorded as a CUDA graph. `eager`: the same, launched kernel by kernel. `bursts`:
+`generate(custom_generate=in_bursts)`, prompt and recording included. The peer is transformers' own loop, `generate()` with the
+static cache, on the same model. ELMAN_PROFILE=FOLDER writes a table of kernels of each `graph` row. --only names models, ways
+or numbers of samples; a model that is not in the list is timed too.
 
-`prefill`: seconds for a prompt of 1 MB, its pieces in order and its layers as a wave, beside the memory that a quarter of the
-prompt and all of it take, and how far states and logits are from those of the pieces in order.
+`prefill`: seconds for a prompt of 1 MB, with its pieces in order and with its layers as a wave; the memory for a quarter of
+the prompt and for all of it; and the difference of states and logits from those of the pieces in order.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ HOW = Sampling(temperature=0.8, top_k=40, top_p=0.9)
 
 
 def build(name: str, setting: Setting) -> LadderForCausalLM:
-    """A random model as it is loaded from a checkpoint: some parameters stay float32. No byte ends its texts."""
+    """A random model, loaded as from a checkpoint: some parameters stay float32. No byte ends its texts."""
     variant, width, depth = parse_size(name)
     config = LadderConfig(variant=variant, hidden_size=width, num_hidden_layers=depth, eos_token_id=None)
     folder = setting.folder / name.replace(":", "_")
@@ -58,7 +57,7 @@ def build(name: str, setting: Setting) -> LadderForCausalLM:
 
 
 def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> float:
-    """Of the loop behind `elman generate`."""
+    """Bytes a second of the loop of `elman generate`."""
     recorder_for = (lambda *_: None) if way == "eager" else decoder.recorder_for
     program = "on" if way == "program" else "off"
     with mock.patch.dict(os.environ, ELMAN_WHOLE=program), mock.patch.object(decoder, "recorder_for", recorder_for):
@@ -73,7 +72,7 @@ def loop_rate(model: LadderForCausalLM, samples: int, way: str, count: int) -> f
 
 
 def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, count: int) -> float:
-    """Of `generate()`, prompt and recording included; the first call is not timed."""
+    """Bytes a second of `generate()`, prompt and recording included; the first call is not timed."""
     tokens = torch.tensor([list(PROMPT)] * samples, device=model.device)
     way = {"custom_generate": in_bursts} if bursts else {"cache_implementation": "static"}
     settings = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "pad_token_id": 0} | way
@@ -152,14 +151,14 @@ def prefill(setting: Setting) -> Iterator[Row]:
                     model = build(name, setting)
 
                     def read(prompt: bytes, wave: bool = wave) -> tuple[list[torch.Tensor], float]:
-                        """What was computed, and seconds."""
+                        """Return the result, and seconds."""
                         started = time.perf_counter()
                         cache, logits = read_prompt(model, prompt, piece, wave)
                         made = [logits, *(x for state in cache.states for x in (state or {}).values())]
                         return [x.float().cpu() for x in made], time.perf_counter() - started
 
                     def gib(prompt: bytes) -> float:
-                        """Of the device, beside what there was."""
+                        """Peak GiB of the device, above what was in use before."""
                         if not cuda:
                             return 0.0
                         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Decoding on a CPU, one text, sampled as by `elman generate`: a program that repeats a step, beside plain PyTorch.
 
-Both take turns in one process, so that what else the machine does slows both. bytes_cpu_s: bytes a second of a processor,
-which other processes disturb less. load: processes that wanted to run, over the last minute.
+Both take turns in one process, so that other work on the machine slows both. bytes_cpu_s: bytes per second of processor time,
+which other processes disturb less. load: runnable processes, averaged over the last minute.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stored(name: str, dtype: str, setting: Setting) -> LadderForCausalLM:
 
 
 def rate(model: object, recorder: CpuRecorder | None, count: int) -> tuple[float, float]:
-    """Bytes a second, and a second of processors, after the first ones."""
+    """Bytes per second, and per second of processor time, after the first bytes."""
     real = decoder.recorder_for
     decoder.recorder_for = lambda *_: recorder  # type: ignore[assignment,return-value]
     try:

@@ -1,12 +1,12 @@
 """Dense recurrences, microseconds per time step.
 
-Ours: the whole op as training calls it: exchange buffers cleared, y (of E1 with its gate) and the final state written;
-backward: all gradients (u, z, W, h_0), with the one product for dW. `plain` is h = tanh(W h + u), y = h, the peers' function;
-`e42 tied` is what E42 trains with: W (h + x) + b. Other dense variants are timed if --only names them.
+Ours is the whole op as training calls it. Forward: exchange buffers cleared, y (of E1 with its gate) and the final state
+written. Backward: all gradients (u, z, W, h_0), with the one product for dW. `plain` is the peers' function, h = tanh(W h +
+u), y = h; `e42 tied` is what E42 trains with, W (h + x) + b. Other dense variants are timed if --only names them.
 
-Peers: one cuBLAS product and one pointwise kernel a step; cuDNN's RNN, whose figures contain the product W_x x; FlashRNN's
+Peers: one cuBLAS product and one pointwise kernel a step; cuDNN's RNN, whose figures include the product W_x x; FlashRNN's
 Elman, which compiles a kernel for each shape and whose backward waits for the device before its products. torch.nn.LSTM does
-four times the work. What is launched step by step is recorded as a CUDA graph too.
+four times the work. Peers that launch step by step are also recorded as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def kernel_of(name: str) -> DenseKernel:
 
 
 class Inputs:
-    """Of one shape: u, W and h_0; ours and the peers compute on the same numbers."""
+    """u, W and h_0 of one shape; ours and the peers compute on the same numbers."""
 
     def __init__(self, setting: Setting, steps: int, batch: int, width: int) -> None:
         self.setting, self.steps, self.batch, self.width = setting, steps, batch, width
@@ -71,12 +71,12 @@ class Inputs:
         return Run(lambda: kernel(of["x"], of["w"], of["h0"], v=of["w"], b=of["b"], silu=True)[0], of, steps=True)
 
     def cublas(self) -> Run:
-        """A product with u added by it, and tanh; back: two pointwise kernels and a product a step."""
+        """Per step, a product that adds u, and tanh; backward: two pointwise kernels and a product."""
         of = leaves(u=self.u, w=self.w)
         return Run(lambda: PerStep.apply(of["u"], of["w"]), of, peer_of="plain", steps=True)
 
     def torch_nn(self, kind: str, dtype: torch.dtype) -> Run:
-        """cuDNN's on a GPU. Its input product is with the unit matrix, so that it computes plain's function."""
+        """cuDNN's on a GPU. Its input matrix is the identity, so it computes the function of `plain`."""
         from elman_baselines.rnn.op import packed_for_cudnn
 
         layer = getattr(torch.nn, kind)(self.width, self.width, device=self.setting.device, dtype=dtype)
@@ -107,7 +107,7 @@ class Inputs:
 
 
 class PerStep(torch.autograd.Function):
-    """h = tanh(W h + u) by a product a step."""
+    """h = tanh(W h + u) with one product per step."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, w: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Real bytes a second of whole training steps on documents of 256 bytes to 4 KB, their lengths log-uniform: in rows that are
 filled with whole documents (`data.documents = "pack"`), and in rows of one document each, filled up at the right.
 
-Both are runs of `elman train` (see `step`) with rows of 4,096, the padded ones without `starts`, as nothing begins inside them.
-`times`: packed over padded; asked for is 1.65. --only names variants.
+Both are runs of `elman train` (see `step`) with rows of 4,096; the padded ones have no `starts`, since nothing begins inside
+them. `times`: packed over padded; the target is 1.65. --only names variants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Elementwise recurrences, microseconds of a whole sequence.
 
 `gate` is h = f h' + (1 - f) x, y = h; fla's fused_recurrent_hgrn is given log f and (1 - f) x, which are not timed. `layer` is
-E65 behind the map that makes its two streams; pararnn-torch's ParaRNN over ParaNLRU is the same map and recurrence without the
-self-gate, solved by Newton's method in parallel over time; `the map alone` is what of both is the product.
+E65 after the map that makes its two streams; pararnn-torch's ParaRNN over ParaNLRU is the same map and recurrence without the
+self-gate, solved by Newton's method in parallel over time; `the map alone` is the product that both contain.
 """
 
 from __future__ import annotations

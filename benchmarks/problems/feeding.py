@@ -1,8 +1,8 @@
-"""Whole trainings that three packed files feed, under torch's profiler: tok/s, and how long no kernel ran.
+"""Whole trainings fed from three packed files, under torch's profiler: tok/s, and how long no kernel ran.
 
-Files have weights 0.5, 0.3 and 0.2. Looked at are the kernels of steps from the middle to nine tenths of the run, in CUDA
-graphs: `idle_percent` of that time none ran, `gaps_over_5_us_percent` of it is in longer gaps, and the longest is
-`longest_gap_us`. A step that waits for its text has a gap of many. --only names rows: bytes, masks, classes.
+The files have weights 0.5, 0.3 and 0.2. The kernels of steps from the middle to nine tenths of the run, in CUDA graphs, are
+examined: `idle_percent` of that time none ran, `gaps_over_5_us_percent` of it is in longer gaps, and the longest gap is
+`longest_gap_us`. A step that waits for its text has a long gap. --only names rows: bytes, masks, classes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = {"masks": "e1@640x6", "bytes": "e42@512x6", "classes": "e1@128x2"}
 
 
 def tokenizer(words: list[str], folder: Path) -> None:
-    """A token for each word; with 70,000 of them, an id takes four bytes."""
+    """A token for each word; with 70,000 words, an id takes four bytes."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -42,7 +42,7 @@ def tokenizer(words: list[str], folder: Path) -> None:
 
 
 def packed(kind: str, folder: Path, documents: int, count: int) -> list[str]:
-    """Three packed files of some of so many words, each with its weight."""
+    """Three packed files with words out of `count`, each file with its weight."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = list(dict.fromkeys("".join(draw.choices(letters, k=draw.randint(3, 9))) for _ in range(count)))

@@ -19,7 +19,8 @@ class Rule:
     """fla's function of a rule: `fla.ops.MODULE`'s chunk_NAME and fused_recurrent_NAME.
 
     Attributes:
-        inputs: fla's beside q, k and v: their sizes, and how they are drawn. ours: the cell's, from fla's. q: fla's name.
+        inputs: fla's inputs besides q, k and v, with their sizes and how they are drawn. ours: makes the cell's inputs from
+            fla's. q: fla's name of q.
     """
 
     module: str
@@ -42,7 +43,7 @@ class Rule:
         return made
 
     def theirs(self, way: str, x: dict[str, Tensor], state_BHKV: Tensor, **more: Any) -> tuple[Tensor, Tensor]:
-        """o and S_T. way: "chunk" or "fused_recurrent". more: of fla's arguments."""
+        """Return o and S_T. way: "chunk" or "fused_recurrent". more: further arguments of fla's function."""
         function = getattr(importlib.import_module(f"fla.ops.{self.module}"), f"{way}_{self.name}")
         given = {self.q if n == "q" else n: value for n, value in x.items()}
         o_BTHV, last_BHKV = function(**given, scale=1.0, initial_state=state_BHKV, output_final_state=True, **more)

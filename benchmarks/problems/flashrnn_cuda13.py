@@ -1,9 +1,10 @@
-"""Let FlashRNN (1.0.8) be measured where the toolkit is CUDA 13 or newer, its kernels untouched.
+"""Measure FlashRNN (1.0.8), with its kernels unchanged, if the toolkit is CUDA 13 or newer.
 
-FlashRNN compiles its kernels for the shape it is called with. Before, it builds an extension, `gpu_info`, that copies
-cudaDeviceProp into a dict, field by field; CUDA 13 removed eight of them (clockRate and others), so this no longer compiles.
-Four of the rest are read, to choose the kernels' tiling. `prepare` puts those four, as torch reports them, where FlashRNN keeps
-the extension once it is loaded. Tiling, sources, flags and launches stay FlashRNN's own; under CUDA 12 nothing is done.
+FlashRNN compiles its kernels for the shape it is called with. Before that, it builds an extension, `gpu_info`, that copies
+cudaDeviceProp into a dict, field by field. CUDA 13 removed eight of the fields (clockRate and others), so this no longer
+compiles. FlashRNN reads four of the others, to choose the kernels' tiling. `prepare` puts those four, as torch reports them,
+where FlashRNN keeps the loaded extension. Tiling, sources, flags and launches stay FlashRNN's own; under CUDA 12 nothing is
+done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 
 class GPUInfo:
-    """Answers as the class of that name in FlashRNN's extension does, for the names that FlashRNN reads."""
+    """Replaces the class of that name in FlashRNN's extension, for the names that FlashRNN reads."""
 
     def gpu_info(self, device: int) -> dict[str, int]:
         """Threads, 32-bit registers, multiprocessors and bytes, by cudaDeviceProp's names."""
@@ -30,12 +31,12 @@ class GPUInfo:
 
 
 def toolkit() -> Any:
-    """The version of the nvcc that FlashRNN compiles with, as FlashRNN finds it; None where it finds none."""
+    """The version of the nvcc that FlashRNN finds and compiles with; None if it finds none."""
     return import_module("flashrnn.flashrnn.cuda_init").get_cuda_version()
 
 
 def prepare() -> bool:
-    """Give FlashRNN the facts of the GPU, where its own way to them does not compile; whether that was so."""
+    """Give FlashRNN the properties of the GPU if its own extension does not compile; return whether that was so."""
     found = toolkit()
     if found is None or found.major < 13:
         return False
@@ -44,7 +45,7 @@ def prepare() -> bool:
 
 
 def why_not(error: Exception) -> str | None:
-    """One line for a build that failed, and None for any other error; the compiler's words went to the output."""
+    """One line for a failed build, None for any other error; the compiler's messages went to the output."""
     first = (str(error).splitlines() or [""])[0]
     if not first.startswith("Error building extension"):
         return None

@@ -1,8 +1,8 @@
 """GRU, LSTM and sLSTM with their input product, and recurrences of slots, microseconds per time step.
 
-torch.nn's run in float16 on a GPU, the only dtype in which cuDNN takes its persistent kernels; FlashRNN's GRU is not fused.
-The GRU with the reset gate before the product has no peer. sLSTM has one head or four, as FlashRNN's beside it. E2 and E23: the
-recurrence of 8 slots, beside E1's at 1536.
+On a GPU, torch.nn's run in float16, the only dtype with cuDNN's persistent kernels; FlashRNN's GRU is not fused. The GRU with
+the reset gate before the product has no peer. sLSTM has one head or four, like FlashRNN's. E2 and E23: the recurrence of 8
+slots, beside E1's at 1536.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layer:
         return Run(lambda: layer(of["u"])[0], of, steps=True)
 
     def flashrnn(self) -> Run:
-        """FlashRNN's LSTM is ours and torch.nn's; its GRU has four biases, and its gates in another order."""
+        """FlashRNN's LSTM equals ours and torch.nn's; its GRU has four biases and another order of gates."""
         weights = {n: p.detach() for n, p in self.theirs.to(self.setting.dtype).named_parameters()}
         r, v = (weights[f"weight_{n}_l0"] for n in ("hh", "ih"))
         width, lstm = r.shape[1], self.kind == "lstm"

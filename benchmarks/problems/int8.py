@@ -1,6 +1,6 @@
 """Bits per byte of held-out text with the weights of the shipped checkpoints in float32, in bfloat16, and rounded to int8.
 
-ELMAN_TEXT names the text that they were trained on, which checkpoints/README.md makes; what they held out is read.
+ELMAN_TEXT names the text that they were trained on (checkpoints/README.md says how to make it); its held-out part is read.
 """
 
 from __future__ import annotations

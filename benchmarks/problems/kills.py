@@ -1,10 +1,10 @@
-"""SIGKILL at random moments, on a CPU: does a training end with the bits of one that was never killed, does a scheduler run
-every job exactly once, and is a packed file the one of a packing that was never killed?
+"""SIGKILL at random moments, on a CPU: does a training end with the same bits as one that was never killed, does a scheduler
+run every job exactly once, and does packing give the same file as without kills?
 
-A training is `elman resume RUN || elman train --out RUN`, again after each kill, in processes forked from this one, which has
-imported everything. It is compared with the same training run once: the loss of every step, and every byte of every tensor of
-the last checkpoint. A scheduler is `elman jobs run`; its jobs live on while it is dead. Each adds one line to its own file,
-which must hold that line once.
+A training is `elman resume RUN || elman train --out RUN`, repeated after each kill, in processes forked from this one, which
+has imported everything. It is compared with the same training without kills: the loss of every step, and every byte of every
+tensor of the last checkpoint. A scheduler is `elman jobs run`; its jobs live on while it is dead. Each adds one line to its
+own file, which must hold that line once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMMON = (
 
 
 def forked(words: list[str], log: Path) -> int:
-    """The process that runs `elman WORDS` in a session of its own."""
+    """Fork a process that runs `elman WORDS` in its own session."""
     pid = os.fork()
     if pid:
         return pid
@@ -80,7 +80,7 @@ def ended(pid: int, seconds: float) -> int | None:
 
 
 def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw: random.Random) -> int:
-    """How many kills it took. As in a shell, `one || other`: the next command runs where the one before it fails."""
+    """Return the number of kills. As in a shell's `one || other`, the next command runs if the one before it fails."""
     kills = 0
     while True:
         for words in commands:
@@ -95,7 +95,7 @@ def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw
 
 
 def training(case: str, steps: int, folder: Path, text: Path, draw: random.Random) -> int:
-    """Kills of one training, whose end equals that of the same training without any."""
+    """Kill one training; its end equals that of the same training without kills."""
     asked = (*COMMON, f"train.steps={steps}", *CASES[case])
     sets = [word for s in asked for word in ("--set", s.replace("{text}", str(text)))]
 
@@ -128,7 +128,7 @@ def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def scheduler(folder: Path, draw: random.Random) -> int:
-    """Kills of one scheduler of twelve jobs, each of which ran once, and well."""
+    """Kill one scheduler of twelve jobs; each job ran once and succeeded."""
     lines, done = folder / "commands.txt", folder / "done"
     done.mkdir()
     commands = [f"sleep {draw.uniform(0.05, 0.6):.2f}; echo ran >> {done}/{i}" for i in range(12)]
@@ -141,7 +141,7 @@ def scheduler(folder: Path, draw: random.Random) -> int:
 
 
 def packing(folder: Path, text: Path, draw: random.Random) -> int:
-    """Kills of one packing, whose file and manifest equal those of the same packing without any."""
+    """Kill one packing; its file and manifest equal those of the same packing without kills."""
     write_lines(folder / "lines.jsonl", 8 << 20)
     inputs.UNIT = 1 << 20
 
@@ -166,7 +166,7 @@ def packing(folder: Path, text: Path, draw: random.Random) -> int:
 
 
 def repeat(wanted: int, one: Callable[[int, Path], int], folder: Path) -> Row:
-    """Kill until so many kills are reached; every run ended as it should."""
+    """Repeat until there were `wanted` kills; every run ended as it should."""
     runs, kills, began = 0, 0, time.monotonic()
     while kills < wanted:
         here = folder / f"{one.__name__}-{runs}"

@@ -1,13 +1,13 @@
-"""Recurrences of matrix states, microseconds of a whole sequence, forward as training runs it and backward.
+"""Recurrences of matrix states, microseconds for a whole sequence, forward as training runs it and backward.
 
 `matrix`: every cell with the maps that its variant trains with, inputs as `elman verify` draws them; E88 without its maps (q,
 k, v and the decay given) and from packed projections, with SiLU, L2 norm and decay inside ("e88 packed"); `large`: with write
-gate and V of its own, with and without tanh. `matrix-peers`: E97 beside Emender's Triton kernels and M²RNN beside xma's, of
-which a checkout is named by EMENDER_TREE and XMA_TREE; they keep their states in bfloat16. xma tunes its kernels over warps
-and stages: here up to 8 and 2 of them, a third of its list. `rules`: a decoding step of the linear rules, ours with the cells
-of the tests and fla's fused_recurrent functions, from CUDA graphs of 64 steps; gates are given. They are compared after one
-step. `rules-whole`: those with a decay for each channel over 32K and 128K tokens at their papers' heads, ours with the decay's
-exponential and fla's chunks in their fast form for decays that are bounded below.
+gate and a separate V, with and without tanh. `matrix-peers`: E97 beside Emender's Triton kernels and M²RNN beside xma's, from
+checkouts that EMENDER_TREE and XMA_TREE name; both keep their states in bfloat16. xma tunes its kernels over warps and stages,
+here up to 8 and 2, a third of its list. `rules`: a decoding step of the linear rules, ours with the cells of the tests and
+fla's fused_recurrent functions, from CUDA graphs of 64 steps; gates are given. They are compared after one step.
+`rules-whole`: the rules with a decay per channel, over 32K and 128K tokens with the heads of their papers; ours includes the
+decay's exponential, fla's chunks use their fast form for decays that are bounded below.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def tree(name: str) -> str:
 
 
 def emender(setting: Setting, x: dict[str, Tensor]) -> Run:
-    """Emender's E97: w comes after its sigmoid, the decay in bf16, T first."""
+    """Emender's E97: w is given after its sigmoid, the decay in bf16, T first."""
     for name in ("ndm", "ndm/triton"):  # the packages themselves are not run, for they load every model
         package: Any = types.ModuleType(name.replace("/", "."))
         package.__path__ = [f"{tree('EMENDER_TREE')}/{name}"]

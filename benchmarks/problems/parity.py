@@ -3,7 +3,7 @@
 One layer of each: float32 weights under bfloat16 autocast. The truth is the same layer in float64, without kernels. Figures
 are relative errors in L2, of the output and of the worst gradient (parameters and input); `limit` is 3 times the error of
 plain PyTorch in the same precision, and 4 eps. Peers are the libraries' own modules, given our weights by name. Triton's
-autotuners take the first candidate that fits: all must be right, and choosing takes minutes.
+autotuners take the first candidate that fits, because all must be correct and choosing takes minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plain_code() -> Iterator[None]:
 
 @contextmanager
 def first_that_fits() -> Iterator[None]:
-    """Inside, every autotuner runs its first candidate, or the next where that one does not fit on the GPU."""
+    """Inside, every autotuner runs its first candidate, or the next if that one does not fit on the GPU."""
     from triton.runtime import autotuner
 
     run = autotuner.Autotuner.run

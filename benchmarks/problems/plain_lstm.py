@@ -1,8 +1,8 @@
 """What the ladder adds to torch.nn.LSTM, on two formal languages: the best mean accuracy over tests of 40 to 256 inputs.
 
 Two layers of width 128, AdamW with a rate of 0.002, a tenth of the steps as warm-up, then a cosine to 1e-5; 256 sequences of 3
-to 40 inputs a step, the answer at the last; twenty evaluations; a run ends at 0.9995. float32, an embedding N(0, 1) and a head
-of its own, unless a row says otherwise. --only names rows, as they are printed, or a task.
+to 40 inputs a step, the answer at the last; twenty evaluations; a run ends at 0.9995. float32, an embedding N(0, 1) and an
+untied head, unless a row says otherwise. --only names rows, as printed, or a task.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Training on 1, 2, 4, … GPUs of one machine, the batch growing with them: tok/s of all ranks together, efficiency, memory.
+"""Training on 1, 2, 4, … GPUs of one machine, with a proportional batch: tok/s of all ranks together, efficiency, memory.
 
-Each row is `elman train` under torchrun, on random bytes, with nothing left out: reading, forward, backward, sums over the
-ranks, clipping, AdamW, metrics. tok/s: the median over the steps after the first third. `auto`: the whole step with its sums
-over the ranks as one CUDA graph; `eager`: gradients summed while the backward runs; `fsdp`: weights shared out. What does not
-end in ten minutes is killed, and its row has what it said last, how far each rank came among it. On CPUs (gloo) it shows that
-it runs, and no speed.
+Each row is a complete `elman train` under torchrun, on random bytes: reading, forward, backward, sums over the ranks,
+clipping, AdamW, metrics. tok/s: the median over the steps after the first third. `auto`: the whole step with its sums over the
+ranks as one CUDA graph; `eager`: gradients summed while the backward runs; `fsdp`: sharded weights. A run that does not end
+within ten minutes is killed, and its row has the last output, including how far each rank came. On CPUs (gloo) it only shows
+that everything runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = 600
 
 
 def command(model: str, ranks: int, kind: str, text: Path, run: Path, setting: Setting) -> list[str]:
-    """The line that a user would type; torchrun waits in vain for a machine whose own name has no address."""
+    """The command that a user would type; torchrun waits in vain for a machine whose own name has no address."""
     rows, length, steps = (2, 16, 6) if setting.tiny else (32, 512, 60)
     launcher = [sys.executable, "-m"]
     if ranks > 1:

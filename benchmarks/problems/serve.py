@@ -1,13 +1,12 @@
 """`elman serve` under 1 to 256 clients at once: bytes a second, and seconds to the first byte.
 
-Each client sends a prompt of its own of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes, or
-of 512, where decoding itself shows; the server has 64 slots. The clients are sockets in one loop; JSON is read afterwards. The
-marks, from a model that is loaded, are `elman generate --num 64`, which reads one prompt, and `in_bursts`, which reads 64 of
-their own in one batch: the work of 64 clients. Bytes are those written; bytes for a second of
-processor time say more where a machine is busy, and contain HTTP for the server. The peer is transformers' continuous batching
-(`generate_batch`, without HTTP, its graphs recorded before) with a random LLaMA of the same number of parameters, since it
-refuses recurrent models.
---only names models. On a GPU the models are random, too. It needs the packages of extensions/serve.
+Each client sends its own prompt of about 40 bytes, or all send the same one ("one"), and reads a stream of 128 bytes, or of
+512 to show decoding itself; the server has 64 slots. The clients are sockets in one loop; JSON is parsed afterwards.
+References, from a loaded model, are `elman generate --num 64`, which reads one prompt, and `in_bursts`, which reads 64
+different prompts in one batch: the work of 64 clients. Bytes are those written; bytes per second of processor time say more on
+a busy machine, and include HTTP for the server. The peer is transformers' continuous batching (`generate_batch`, without HTTP,
+its graphs recorded before) with a random LLaMA of the same number of parameters, since it refuses recurrent models. --only
+names models. On a GPU the models are random, too. It needs the packages of extensions/serve.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def prompts(clients: int, kind: str) -> list[str]:
 
 
 def ask(port: int, name: str, texts: list[str], count: int) -> tuple[list[float], list[bytes]]:
-    """Seconds to the first byte, and the answer, of a stream for each text, all at once."""
+    """Stream an answer to each text, all at once; return the seconds to the first byte, and the answers."""
     fields = {"model": name, "max_tokens": count, "stream": True, "return_token_ids": True}
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     bodies = [json.dumps({**fields, "prompt": text, "seed": seed}).encode() for seed, text in enumerate(texts)]
@@ -76,13 +75,13 @@ def count_bytes(answer: bytes) -> int:
 
 
 def processor_seconds(process: int) -> float:
-    """That it has used, from /proc."""
+    """Processor seconds that a process has used, from /proc."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Served:
-    """A server in a process of its own, which `load` sends requests to."""
+    """A server in its own process, to which `load` sends requests."""
 
     def __init__(self, folder: str, setting: Setting) -> None:
         words = [sys.executable, "-m", "elman_core", "serve", folder, "--port", "0", "--slots", str(SLOTS)]

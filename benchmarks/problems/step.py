@@ -1,17 +1,17 @@
-"""A whole training step: tok/s, milliseconds, and the peak of memory that torch had allocated, graphs included.
+"""A whole training step: tok/s, milliseconds, and the peak of memory allocated by torch, graphs included.
 
-Ours: a run of `elman train`, with everything that it does in a step: batches read ahead, forward and backward under bfloat16
-autocast with float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called; tok/s from its
-own metrics. Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
-MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; xlstm's blocks; the same
-clipping and optimizer, the loss read after every step. Each eager and as a CUDA graph, some compiled. --only names models
+Ours: a run of `elman train` with everything in a step: batches read ahead, forward and backward under bfloat16 autocast with
+float32 weights, norm of the gradient, clipping, fused AdamW, metrics written and hooks called; tok/s from its own metrics.
+Peers, with weights, gradients and optimizer state in bfloat16 (less work and less memory than ours): mamba_ssm's
+MambaLMHeadModel; fla's GatedDeltaNet layers between fla's fused norms; transformers' LLaMA; xlstm's blocks; the same clipping
+and optimizer, the loss read after every step. Each runs eagerly and as a CUDA graph, some also compiled. --only names models
 (`e88:conv_h5v256@736x8`), variants, settings or peers; a model that is not in the list is timed too. ELMAN_PROFILE=FOLDER
-writes a table of kernels of each of our rows into it.
+writes a table of kernels of each of our rows.
 
 `packed`: a step whose rows hold whole documents, beside the same step without.
 
 `optimizers`: tok/s of captured steps with AdamW and with schedule-free AdamW, and one update alone beside the package's own,
-which waits for the host in every step; its counts are frozen in the graph, so that the time is that of its passes over memory.
+which waits for the host in every step; in the graph its counts are frozen, so only its passes over memory are timed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def trainer(
 
 
 def steady(made: Any, warm: int, steps: int) -> list[float]:
-    """Milliseconds of each of so many steps of a trainer, once they run as they will, and `warm` more."""
+    """Milliseconds of each of `steps` steps of a trainer, after its first ones and `warm` more."""
     from elman_core.metrics import METRICS
 
     while not made.compute.ready:
@@ -111,7 +111,7 @@ def steady(made: Any, warm: int, steps: int) -> list[float]:
 
 
 def figures(ms: list[float], tokens: int) -> Row:
-    """Medians and tenths, and the peak of memory since `forget_peak`."""
+    """Medians and deciles, and the peak of memory since `forget_peak`."""
     ms = sorted(ms)
     tenth, middle = len(ms) // 10, statistics.median(ms)
     peak = round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else None
@@ -232,8 +232,9 @@ MAKERS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def peer(setting: Setting, name: str, width: int, depth: int, launch: str, batch: int, length: int) -> Row:
-    """A plain loop over one batch: forward, loss, backward, clip, fused AdamW, and the loss on the host; a graph has all but
-    the last."""
+    """A plain loop over one batch: forward, loss, backward, clip, fused AdamW, and reading the loss; a graph has all but the
+    last.
+    """
     forget_peak()
     model = MAKERS[name](width, depth).to(setting.device, setting.dtype).train()
     if launch == "compile":

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: its kernels by time, and how long the device stood still between them."""
+"""Where the time of a step goes: its kernels by time, and how long the device was idle between them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Profile:
 
 
 def profile_steps(run: Callable[[], Any], steps: int, device: torch.device) -> Profile:
-    """Profile `run`, which runs `steps` steps and waits for them. Steps come before that warm everything up."""
+    """Profile `run`, which runs `steps` steps and waits for them; warm-up steps come first."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, acc_events=True) as taken:

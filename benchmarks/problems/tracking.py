@@ -2,8 +2,8 @@
 
 Every step shows one element of a group, and the label is the product of all elements so far: for S2 the parity of the bits,
 for S3 one of six permutations of three things. One layer of width 64 trains on sequences of 40 steps (AdamW, lr 0.003, 800
-steps of 64 sequences). right: the share of right labels in the last quarter of fresh sequences of 40 steps, as trained, and of
-160. Chance is 0.5 and 0.17.
+steps of 64 sequences). right: the share of correct labels in the last quarter of fresh sequences, of 40 steps as in training
+and of 160. Chance is 0.5 and 0.17.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def drawn(table: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def right(model: Callable[..., Any], table: Tensor, length: int) -> float:
-    """The share of right labels in the last quarter of ten batches."""
+    """The share of correct labels in the last quarter of ten batches."""
     with torch.no_grad():
         tests = [drawn(table, length) for _ in range(10)]
         hits = [(model(input_ids=x).logits.argmax(-1) == y)[:, -length // 4 :] for x, y in tests]

@@ -1,9 +1,9 @@
-"""Every kernel against float64 on the full grid, `elman verify`: of all outputs, gradients and cases the one closest to its
-limit, and the first fault if there are any. On a CPU: of the kernels of a CPU.
+"""Every kernel against float64 on the full grid (`elman verify`): of all outputs, gradients and cases, the one closest to its
+limit, and the first failure, if any. On a CPU, the CPU's kernels.
 
-Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several run at once, as
-many as the memory of a GPU holds, the GPUs in turn; one that runs out of memory runs again at the end, alone. --only names
-variants or kernels; a kernel that lacks a dtype has no row of it. `left_out` counts cases that the GPU is too small for.
+Relative L2 errors; `reference` is the error of plain PyTorch in the same dtype. Nothing is timed, so several kernels run at
+once, as many as fit into a GPU's memory, on the GPUs in turn; one that runs out of memory runs again at the end, alone. --only
+names variants or kernels; a kernel without a dtype has no row for it. `left_out` counts cases that the GPU is too small for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARED = {"cuda": ("decode", "causal_conv"), "cpu": ("causal_conv",)}
 
 
 def names(target: str) -> Iterator[str]:
-    """The installed variants with a kernel for a GPU, or for a CPU, and the kernels of all; those that take long first."""
+    """The installed variants with a kernel for a GPU, or for a CPU, and the kernels common to all; long ones first."""
     yield from SHARED[target]
     variants = [entry.variant for entry in list_variants().values()]
     variants.sort(
@@ -47,7 +47,7 @@ def names(target: str) -> Iterator[str]:
 
 
 def reports(log: str) -> list[dict[str, Any]]:
-    """What `elman verify --json` printed; warnings may stand before it.
+    """The output of `elman verify --json`; warnings may precede it.
 
     Raises:
         ValueError: there is none.

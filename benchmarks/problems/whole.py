@@ -1,14 +1,15 @@
-"""Texts of the program of a model, one launch for several bytes, beside those of its steps recorded as a CUDA graph: prompts,
-lengths, seeds and settings at random, small models whose bytes are far from uniform.
+"""Texts written by a model's program, one launch for several bytes, beside those of its steps recorded as a CUDA graph: random
+prompts, lengths, seeds and settings, small models whose bytes are far from uniform.
 
-A text begins to differ where rounding decides. Both decoders then read the text up to there, from one state after the prompt.
-The difference is `explained` if each one's logits, with the noise of that byte, give the byte that it drew, and the program's
-are nowhere further from float64 than those of the steps are in any text: then two candidates were closer than that error.
-`error` is that of the logits at the first difference or at the last byte, as a relative L2 norm, the mean over all texts.
+Texts begin to differ where rounding decides. Both decoders then read the text up to there, from the same state after the
+prompt. The difference is `explained` if each decoder's logits, with the noise of that byte, give the byte that it drew, and
+the program's logits are never further from float64 than those of the steps in any text: then two candidates were closer than
+that error. `error` is that of the logits at the first difference or at the last byte, as a relative L2 norm, the mean over all
+texts.
 
-A text in two parts, its state taken out and put back, must equal one in one go, bit for bit; several samples and rows of a
-padded batch must be decoded step by step, and one padded row as without padding. A model without a program has the line that
-says why.
+A text in two parts, with its state taken out and put back, must equal the text written at once, bit for bit. Several samples
+and rows of a padded batch must be decoded step by step, and one padded row as without padding. For a model without a program,
+the row says why.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Both:
             return [row[0] for row in generate_bytes(self.model, case.prompt, **given)]  # type: ignore[arg-type]
 
     def logits(self, prompt: bytes, text: Sequence[int], program: Program | None) -> Tensor:
-        """Of what follows both, (V,), where the text is read byte after byte."""
+        """Logits after both, (V,); the text is read byte after byte."""
         with torch.inference_mode(), scaled_once(self.model):
             cache, logits_1V = prefill(self.model, prompt)
             if program is None:
@@ -128,13 +129,13 @@ class Both:
 
 
 def room(program: Program, count: int, waits_TV: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What a launch of so many draws is given: (shown, waits, seen)."""
+    """The arguments of a launch of `count` draws: (shown, waits, seen)."""
     shown_T = torch.zeros(count, dtype=torch.long, device=program.device)
     return shown_T, waits_TV, torch.zeros(program.source.classes, dtype=torch.bool, device=program.device)
 
 
 def exact_logits(model: LadderForCausalLM, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Of what follows each text in float64 and plain PyTorch, (B, V)."""
+    """Logits after each text, in float64 and plain PyTorch, (B, V)."""
     exact = LadderLM(model.config).double().eval().to(model.device)
     exact.load_state_dict({name: x.double() for name, x in model.state_dict().items()})
     at = [(i, len(text) - 1) for i, text in enumerate(texts)]
