@@ -249,9 +249,12 @@ def test_a_padded_row_is_classified_as_the_row_alone(tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
     rows = torch.tensor([[0, 0, 0, 97, 98, 99], list(b"abcdef")])
     mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1] * 6])
+    scored = []
+    model.score.register_forward_hook(lambda *call: scored.append(call[-1].shape))
     with torch.no_grad():
         both, alone = model(rows, attention_mask=mask).logits, model(rows[:1, 3:]).logits
     torch.testing.assert_close(both[0], alone[0])
+    assert scored == [(2, 3), (1, 3)], "the last token of each row"
 
 
 def test_embeddings_are_resized_with_the_head():

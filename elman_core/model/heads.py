@@ -58,7 +58,7 @@ class LadderForSequenceClassification(_Classifier, GenericForSequenceClassificat
 
     def _classify(self, hidden_BTD: Tensor, real_BT: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         last_B = (real_BT * torch.arange(real_BT.shape[1], device=real_BT.device)).argmax(-1)
-        return self.score(hidden_BTD)[torch.arange(len(last_B), device=last_B.device), last_B], labels
+        return self.score(hidden_BTD[torch.arange(len(last_B), device=last_B.device), last_B]), labels
 
 
 class LadderForTokenClassification(_Classifier, GenericForTokenClassification, LadderPreTrainedModel):
