@@ -47,6 +47,18 @@ def test_loss_and_gradient_are_those_of_torch(rows, classes, smaller, monkeypatc
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("classes", [11, 5000])
+def test_what_is_ignored_may_overflow(classes):
+    """As on a GPU, whose kernel reads no logit of such a row."""
+    hidden, weight, targets = drawn(7, 5, classes, torch.float16)
+    with torch.no_grad():
+        hidden[targets == -100] = 6e4
+        alone = linear_cross_entropy(hidden[targets != -100], weight, targets[targets != -100])
+    loss = linear_cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(loss, alone)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, (hidden, weight)))
+
+
 def test_a_graph_that_is_kept_gives_its_gradients_again(monkeypatch):
     """The last backward scales the gradient of the weight in place."""
     monkeypatch.setattr(cross_entropy, "WIDEST", 10)

@@ -76,9 +76,9 @@ def _overwrite(logits: Tensor, targets: Tensor) -> Tensor:
         at = target.unsqueeze(1).where(counts, 0)  # any other that is no class stops here, as in torch
         full = some.to(wide)
         normaliser = full.logsumexp(1, keepdim=True)
-        total += ((normaliser - full.gather(1, at)) * counts).sum()
-        gradient = (full - normaliser).exp_().scatter_add_(1, at, full.new_full((), -1.0).expand_as(at)) * counts
-        some.copy_(gradient)
+        total += (normaliser - full.gather(1, at)).masked_fill_(~counts, 0).sum()
+        gradient = (full - normaliser).exp_().scatter_add_(1, at, full.new_full((), -1.0).expand_as(at))
+        some.copy_(gradient.masked_fill_(~counts, 0))
     return total
 
 
