@@ -216,6 +216,10 @@ def test_weights_of_another_kind_or_not_finite_are_refused_under_right_checksums
         save_file({"0.h": torch.ones(1, 16).to(kind)}, states, {"kind": FORMAT, "branches": "1", "seen": "1"})
         with pytest.raises(CheckpointError, match=r"the state is torch\.float32"):
             load_states(states, config=LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1))
+    for key, branches, seen in (("0.h", 10**9, 1), ("0.h", -1, 1), ("0.h", 1, -1), ("-1.h", 1, 1), ("1.h", 1, 1)):
+        save_file({key: torch.ones(1, 16)}, states, {"kind": FORMAT, "branches": f"{branches}", "seen": f"{seen}"})
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_states(states)
 
 
 @pytest.fixture(params=[rb"text\xff", rb"te\nxt", rb"te\x1bxt"])

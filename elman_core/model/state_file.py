@@ -16,6 +16,8 @@ from elman_core.storage import open_regular, replacing, storage_errors
 from .config import LadderConfig
 
 FORMAT = "elman-state-1"
+MOST = 1 << 20
+"""More branches than any model has."""
 
 
 def save_states(path: str | os.PathLike, states: list[State | None], seen: int) -> None:
@@ -49,11 +51,14 @@ def load_states(
             about = file.metadata() or {}
             if about.get("kind") != FORMAT:
                 raise CheckpointError(f"{path} is not the state of a generation")
-            states: list[State | None] = [{} for _ in range(int(about["branches"]))]
+            count, seen = int(about["branches"]), int(about["seen"])
+            if not 0 < count <= MOST or seen < 0:
+                raise ValueError(f"it says that {count} branches have seen {seen} tokens")
+            by_branch: dict[int, State] = {index: {} for index in range(count)}
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 branch, _, name = key.partition(".")
-                states[int(branch)][name] = file.get_tensor(key)  # type: ignore[index]
-            seen = int(about["seen"])
+                by_branch[int(branch)][name] = file.get_tensor(key)
+            states: list[State | None] = [*by_branch.values()]
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except (SafetensorError, OSError, ValueError, LookupError) as error:
