@@ -128,6 +128,7 @@ def test_masked_positions_do_not_exist(variant, pattern):
         ({"inputs_embeds": torch.ones(2, 3, 16)}, "exactly one of input_ids and inputs_embeds"),
         ({"past_key_values": "cache"}, "must be a Cache"),
         ({"return_loss": True, "labels": TOKENS}, "return_loss=True takes tokens"),
+        ({"return_loss": True, "attention_mask": torch.ones(2, 10)}, "cover the 10 new tokens"),
         ({"prev_hiddens": []}, "prev_hiddens is an argument of other models: give past_key_values"),
         ({"segment_ids": TOKENS}, "segment_ids .* give seq_idx, position_ids or cu_seqlens"),
     ],

@@ -22,7 +22,7 @@ from elman_core.kernels.runtime import autocast_dtype
 from elman_core.nn import RMSNorm as InnerNorm
 from elman_core.nn import add_rms_norm
 from elman_core.nn.layers import build_mixers
-from elman_core.registry import ConfigError, Mixer, State
+from elman_core.registry import ConfigError, Mixer, State, check_value
 
 from .cache import CACHE, adopt
 from .config import LadderConfig
@@ -99,8 +99,8 @@ class LadderModel(LadderPreTrainedModel):
 
     def __init__(self, config: LadderConfig) -> None:
         super().__init__(config)
-        if not isinstance(config.norm_eps, float | int) or not 0 < config.norm_eps <= 1:
-            raise ConfigError(f"norm_eps must be a number above 0 and at most 1, not {config.norm_eps!r}")
+        check_value("norm_eps", config.norm_eps, float, {"gt": 0, "le": 1})
+        check_value("initializer_range", config.initializer_range, float, {"ge": 0})
         blocks = [LadderBlock(config, mixer, last) for mixer, last in build_mixers(config)]
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(blocks)

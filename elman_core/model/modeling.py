@@ -70,11 +70,11 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone.
         """
-        past_key_values, targets = past_key_values if cache is None else cache, None
+        past_key_values = past_key_values if cache is None else cache
+        whole: tuple[Any, Tensor | None] = input_ids, attention_mask
         if return_loss:
-            if input_ids is None or labels is not None or input_ids.shape[1] < 2:
+            if input_ids is None or labels is not None or input_ids.ndim != 2 or input_ids.shape[1] < 2:
                 raise ConfigError("return_loss=True takes tokens (B, T + 1): inputs the first T, targets the last T")
-            targets = _targets(input_ids, attention_mask)[:, :-1].contiguous()
             input_ids, use_cache = input_ids[:, :-1], False
             attention_mask = None if attention_mask is None else attention_mask[:, :-1]
         return_dict = self.config.return_dict if return_dict is None else return_dict
@@ -93,9 +93,10 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
         loss = None
-        if targets is not None or labels is not None:
-            targets = kwargs.pop("shift_labels", None) if targets is None else targets
-            if targets is None and labels is not None:
+        if return_loss or labels is not None:
+            targets: Any = _targets(*whole)[:, :-1].contiguous() if return_loss else kwargs.pop("shift_labels", None)
+            if targets is None:
+                assert labels is not None
                 targets = _targets(labels, attention_mask)
                 if (items := kwargs.get("num_items_in_batch")) is not None and attention_mask is not None:
                     # Trainer also counts the first byte after padding on the left, which no real byte predicts

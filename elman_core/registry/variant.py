@@ -134,7 +134,7 @@ class Variant:
         checked = {}
         for name, value in values.items():
             if name not in known_fields:
-                hint = did_you_mean(name, known_fields)
+                hint = did_you_mean(str(name), known_fields)
                 raise ConfigError(
                     f"variant {self.name!r} has no option {name!r}.{hint} Options: {', '.join(known_fields) or 'none'}"
                 )
