@@ -148,7 +148,7 @@ class Api:
         return JSONResponse(about)
 
     async def health(self, _: HttpRequest) -> Response:
-        well = self.engine.is_alive() and self.engine.failure is None and not self.engine.closing
+        well = self.engine.is_alive() and not self.engine.closing
         return JSONResponse({"status": "ok" if well else "ending"}, 200 if well else 503)
 
     async def metrics(self, _: HttpRequest) -> Response:

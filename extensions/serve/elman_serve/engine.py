@@ -120,7 +120,7 @@ class Engine(threading.Thread):
             BusyError: the queue is full, or the engine is closing.
         """
         with self._condition:
-            if self.closing or self.failure:
+            if self.closing:
                 raise BusyError("the server is ending")
             if len(self._queue) + len(requests) > self.most_waiting:
                 raise BusyError(f"{len(self._queue)} prompts are waiting already; try again later")
@@ -142,7 +142,7 @@ class Engine(threading.Thread):
             Exception
         ) as error:  # whatever a model raises: all requests are told, and whoever started the thread looks
             with self._condition:
-                self.failure, lost = error, self._requests()
+                self.failure, self.closing, lost = error, True, self._requests()
             for request in lost:
                 request.error = error
             self.notify([request.changed for request in lost])

@@ -65,7 +65,7 @@ def serve(
             "texts can differ from those of elman generate in a last digit",
             file=sys.stderr,
         )
-    called = name or Path(model).name
+    called = name or Path(os.path.abspath(model)).name  # of "." that of the folder
     limits = Limits(max_prompt, max_tokens, min(slots, 128), ladder.config.vocab_size)
     api = Api(engine, called, limits, seconds=timeout, key=key)
     server = uvicorn.Server(
