@@ -104,7 +104,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
 def verify(
     names: Names = None,
     grid: Annotated[Literal["quick", "full"], typer.Option(help="About 20 or 200 cases for each kernel.")] = "quick",
-    dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, with commas.")] = "",
+    dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, separated by commas.")] = "",
     backend: Annotated[
         Literal["auto", "torch", "cpu", "host", "cuda", "emulated"],
         typer.Option(

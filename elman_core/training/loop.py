@@ -146,7 +146,7 @@ class Trainer:
 
     def end_here(self) -> None:
         """For `elman_evaluation_end`: this step ends the training, as if `train.steps` were its number. The schedule keeps its
-        length, and `elman resume --steps` goes on."""
+        length, and `elman resume --steps` continues the training."""
         self._ends = True
 
     # the whole

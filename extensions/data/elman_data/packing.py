@@ -168,7 +168,7 @@ def _run(jobs: Sequence[Job], step: Step) -> list[dict[str, Any]]:
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
                 raise OutOfMemoryError(
-                    "a process that packs was killed, for memory perhaps: the same command goes on"
+                    "a packing process was killed, perhaps for lack of memory: the same command continues"
                 ) from error
             raise
 

@@ -26,7 +26,8 @@ Slots = Annotated[
 On = Annotated[str, typer.Option(metavar="local|ray", help="Use this machine, or its Ray cluster (elman-ray).")]
 Timeout = Annotated[float | None, typer.Option(min=0, help="Minutes after which a job is stopped; by default never.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="Seconds after which running jobs save and stop; the same command goes on.")
+    float | None,
+    typer.Option(min=0, help="Seconds after which running jobs save and stop; the same command continues."),
 ]
 Results = Annotated[
     Path | None,

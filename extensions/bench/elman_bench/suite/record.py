@@ -1,4 +1,4 @@
-"""The finished runs of a suite in one small file, from which the suite goes on without its folder. Needs no torch.
+"""The finished runs of a suite in one small file, from which the suite continues without its folder. Needs no torch.
 
 The file has what tables, pictures and the choice among trials need: of each run its entry in suite.json, its state, manifest
 and logs, and `POINTS` steps of its metrics, with six digits. It has no weights.

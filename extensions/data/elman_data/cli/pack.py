@@ -22,7 +22,9 @@ def pack(
         None, help="A chat template (Jinja) for messages; the tokenizer's by default."
     ),
     seed: int = typer.Option(0, min=0, help="Decides the order of documents."),
-    unique: bool = typer.Option(False, "--drop-duplicates", help="Keep one of documents with the same text."),
+    unique: bool = typer.Option(
+        False, "--drop-duplicates", help="Keep only one of several documents with the same text."
+    ),
 ) -> None:
     """Pack texts into one memory-mapped file. Takes .txt, .md, .jsonl, .gz, .zst, .parquet, .arrow, folders of datasets.
 

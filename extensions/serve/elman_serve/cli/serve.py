@@ -19,18 +19,18 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name of the model. [default: the last part of MODEL]")] = None,
     key_file: Annotated[Path | None, typer.Option(help="File with the key that clients must send.")] = None,
-    slots: Annotated[int, typer.Option(min=1, max=4096, help="Texts that are written at once.")] = 64,
-    queue: Annotated[int, typer.Option(min=1, help="Prompts that wait at most.")] = 1024,
-    max_prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt at most.")] = 65536,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text at most.")] = 16384,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request at most.")] = 600,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Texts written at once.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Most prompts that wait.")] = 1024,
+    max_prompt: Annotated[int, typer.Option(min=1, help="Most tokens of a prompt.")] = 65536,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a text.")] = 16384,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Most seconds of a request.")] = 600,
     prefix_mib: Annotated[int, typer.Option(min=0, help="MiB for states after prefixes of prompts.")] = 256,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1.")] = "auto",
     dtype: Annotated[Storage | None, typer.Option(help="Dtype of the weights. [default: as elman generate]")] = None,
 ) -> None:
     """Serve a model to many clients, with the routes of OpenAI's API.
 
-    The text of a prompt, settings and seed is that of `elman generate`, whatever else runs. SIGTERM finishes what runs.
+    A prompt, settings and a seed give the text of `elman generate`, whatever else runs. SIGTERM finishes running requests.
     """
     import asyncio
     import gc
