@@ -44,7 +44,7 @@ class Automaton:
         return len(self.symbols) + len(self.answers)
 
     def tables(self) -> Tables:
-        """All states that words reach, found breadth first."""
+        """All states that words reach, found breadth first. Raises `ValueError` if words cannot go on from one."""
         numbers: dict[Hashable, int] = {self.start: 0}
         states, following, weights = [self.start], [], []
         for state in states:  # grows
@@ -57,6 +57,8 @@ class Automaton:
             weights.append([self.odds(state, symbol) * ok for symbol, ok in enumerate(free)])
         labels = [-1 if (label := self.answer(state)) is None else label for state in states]
         odds_SK = np.array(weights, dtype=np.float64)
+        if self.end is None and not (odds_SK.sum(1) > 0).all():
+            raise ValueError("after some inputs no other can stand")
         odds_SK /= np.maximum(odds_SK.sum(1, keepdims=True), 1e-300)  # after the end of a word nothing stands
         return Tables(np.array(following), odds_SK, np.array(labels), self.end)
 

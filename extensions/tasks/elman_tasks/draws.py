@@ -44,7 +44,9 @@ class Draws:
             yield some, hash_u64(self.calls, self.key_R, np.arange(some.start, some.stop)[:, None])
 
     def below(self, limit: int, *shape: int) -> NDArray[np.int64]:
-        """Integers in [0, limit): (R, *shape), int64."""
+        """Integers in [0, limit): (R, *shape), int64. Raises `ValueError` if there are none."""
+        if limit < 1:
+            raise ValueError(f"there is no number from 0 to below {limit}")
         return (self.words(*shape) % np.uint64(limit)).astype(np.int64)
 
     def distinct(self, limit: int, count: int, odds: NDArray[Any] | None = None) -> NDArray[np.int64]:

@@ -169,7 +169,7 @@ def keyed_automata(keys: int = 4, states: int = 5, letters: int = 3) -> Automato
             return (x, 0) if x < keys else None
         return None if x < keys else (s[0], moves[s[0]][x - keys][s[1]])
 
-    names = (*(f"key {k}" for k in range(keys)), *"abcdefgh"[:letters])
+    names = (*(f"key {k}" for k in range(keys)), *(chr(ord("a") + i) for i in range(letters)))
     return Automaton(names, tuple(map(str, range(states))), None, step, lambda s: None if s is None else s[1])
 
 

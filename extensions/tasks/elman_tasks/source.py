@@ -63,7 +63,7 @@ class TaskSource(Source):
         )
 
     def _batch(self, drawn: Drawn, rows: NDArray[np.int64], part: slice = slice(None)) -> Batch:
-        dtype = np.uint8 if self.vocab_size <= 256 else np.uint16
+        dtype = np.min_scalar_type(self.vocab_size - 1)
         counts = np.ascontiguousarray((drawn.scored if drawn.trained is None else drawn.trained)[part])
         fresh = np.ones(len(rows), dtype=bool)
         return Batch(drawn.tokens[part].astype(dtype), rows, fresh, drawn.targets[part].astype(dtype), counts)

@@ -25,6 +25,10 @@ TESTS = (40, 64, 88, 112, 136, 160, 184, 208, 232, 256)
 TRAINING, EXAMPLES, TESTING, HELD_OUT, LOOKING = range(5)
 """Streams of random numbers: test sequences are never training sequences."""
 WINDOWS = (1, 2, 4, 8, 16, 32)
+LONGEST = 2**20
+"""Most inputs of a sequence."""
+TRIED = 64
+"""Sequences of each length that are drawn to see whether a task can have them, or fewer of long ones."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,18 @@ class Task:
         inside = {w: float((drawn.reach[drawn.scored] <= w).mean()) for w in windows}
         return {0: chance} | {w: share + (1 - share) * chance for w, share in inside.items()}
 
+    def require_sequences(self) -> None:
+        """Draw some of each length. Raises `ConfigError` if there are none, or nothing is asked in them."""
+        try:
+            drawn = [self.test(length, max(1, min(TRIED, LONGEST // length))) for length in (self.longest, *self.tests)]
+        except ConfigError:
+            raise
+        except (ArithmeticError, LookupError, ValueError) as error:
+            raise ConfigError(f"task {self.name} has no sequences with these options: {error}") from error
+        for some in drawn:
+            if not some.scored.any():
+                raise ConfigError(f"task {self.name} asks nothing in sequences of {some.tokens.shape[1]} inputs")
+
     def _length(self, length: int) -> int:
         return length + length % 2 if self.even else length
 
@@ -179,6 +195,7 @@ def task(name: str, **fields: Any) -> Callable[[Callable[..., Any]], Callable[..
     return register
 
 
+@functools.lru_cache(maxsize=64)
 def find(spec: str) -> Task:
     """The task `name` or `name:key=value,…`: its own options, or `train=3-40`, `tests=40+256`, `labels=every`, `examples=256`,
     `until=1`.
@@ -217,7 +234,10 @@ def find(spec: str) -> Task:
             ) from None
     made = dataclasses.replace(chosen, name=spec, options=tuple(sorted(options.items())), **fields)
     shortest, longest = made.train
-    if not 1 <= shortest <= longest or min(made.tests) < 1 or made.examples < 0:
-        raise ConfigError(f"task {spec}: lengths are at least 1, and train=SHORTEST-LONGEST")
-    made.batch(0, 0, [0], 1)  # a length or an option that it cannot have
+    if (
+        not (1 <= shortest <= longest <= LONGEST and 1 <= min(made.tests) <= max(made.tests) <= LONGEST)
+        or made.examples < 0
+    ):
+        raise ConfigError(f"task {spec}: lengths are from 1 to {LONGEST:,}, and train=SHORTEST-LONGEST")
+    made.require_sequences()
     return made

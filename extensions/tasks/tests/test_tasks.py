@@ -93,6 +93,11 @@ def test_every_n_is_as_likely_in_anbncn():
     assert abs(shares - 1 / 13).max() < 4 * (1 / 13 / 2000) ** 0.5
 
 
+def test_every_letter_of_a_keyed_automaton_is_drawn():
+    words = find("keyed_automata:letters=12").test(40, 64).tokens
+    assert set(np.unique(words)) == set(range(4 + 12))
+
+
 def test_a_key_chooses_permutations_and_they_stay_the_same():
     drawn, moves = TASKS["keyed_automata"].batch(0, 0, range(200), 200), defaultdict(set)
     for tokens, targets in zip(drawn.tokens, drawn.targets, strict=True):
@@ -211,6 +216,13 @@ def test_a_wrong_spec_is_one_line_that_says_what_is_right():
         ("mqar:pairs=x", "whole numbers"),
         ("mqar:pairs=99", "do not fit"),
         ("parity:train=9-3", "SHORTEST-LONGEST"),
+        ("mqar:pairs=16,tests=64+32", "16 pairs do not fit into 32 inputs"),  # not after the training
+        ("anbncn:tests=40+1", "asks nothing in sequences of 1 inputs"),
+        ("s5:tests=40+100000000", "lengths are from 1 to 1,048,576"),
+        ("cycle_navigation:places=0", "no sequences with these options"),
+        ("flag_hold:gap=0", "no sequences with these options"),
+        ("in_context_recall:noise=20", "no sequences with these options"),
+        ("fuzzy_recall:vocabulary=4", "no sequences with these options"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             find(spec)

@@ -46,6 +46,8 @@ def test_a_source_has_the_sequences_of_its_task_and_its_vocabulary():
     assert {row.tobytes() for row in held.tokens}.isdisjoint(
         row.tobytes() for row in TaskSource("parity", 40, 50, 0).batch(0).tokens
     )
+    wide = TaskSource("mqar:vocabulary=100000", 64, 64, 0)
+    assert np.array_equal(wide.batch(0).tokens, wide.task.batch(0, 0, range(64), 64).tokens), "no number wraps around"
     with pytest.raises(ConfigError, match=re.escape("--set train.chunk_size=128")):
         TaskSource("s3", 40, 8, 3)
 
@@ -221,6 +223,15 @@ def test_runs_become_tables_pictures_and_a_report(tmp_path):
     assert "the parity of the ones" in page
     assert page.count("data:image/svg") > 1
     assert len(json.loads((tmp_path / suites.RESULT).read_text())["runs"]) == 2
+
+
+def test_a_tuned_value_of_one_seed_does_not_stand_for_three():
+    made = [
+        {"model": "a", "tuned": {"train.lr": lr}, "seed": seed, "held_out": bits}
+        for lr, bits, seeds in ((0.1, 0.5, 3), (0.2, 0.4, 1))
+        for seed in range(seeds)
+    ]
+    assert {name: len(runs) for name, runs in suites._chosen(made).items()} == {"a, lr 0.1": 3}
 
 
 @pytest.mark.slow
