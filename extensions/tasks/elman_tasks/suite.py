@@ -126,8 +126,9 @@ def _is_trial(run: Run) -> bool:
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
     """For each task a table and a picture: the accuracy of each model over its seeds and by length, with the tuned values of
-    the lowest held-out loss. `±` is half of Student's 95 % interval over seeds. `best` is the highest accuracy during the
-    training, which some papers report; `end` is that of the last quarter of the places, `whole` that of whole sequences.
+    the lowest held-out loss among those with the most seeds. `±` is half of Student's 95 % interval over seeds. `best` is the
+    highest accuracy during the training, which some papers report; `end` is that of the last quarter of the places, `whole`
+    that of whole sequences.
     """
     made = []
     for spec in dict.fromkeys(row["task"] for row in rows):
@@ -161,14 +162,15 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
 
 
 def _chosen(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The runs of each model with the tuned values of its lowest held-out loss, which its name then has."""
+    """The runs of each model with the tuned values of its lowest held-out loss, of those with the most seeds. Its name then has
+    them."""
     values: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
         tuned = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in row["tuned"].items())
         values.setdefault(row["model"], {}).setdefault(tuned, []).append(row)
     chosen = {}
     for model, each in values.items():
-        best = min(each, key=lambda tuned: statistics.fmean(run["held_out"] for run in each[tuned]))
+        best = min(each, key=lambda t: (-len(each[t]), statistics.fmean(run["held_out"] for run in each[t])))
         chosen[model + best] = each[best]
     return chosen
 
