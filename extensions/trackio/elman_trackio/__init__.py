@@ -20,12 +20,13 @@ _curves: dict[Any, Any] = {}  # by run: a process may train several
 
 @hookimpl
 def elman_run_start(run: Any) -> None:
-    """A run is named after its folder, so a resumed run appends to its own curves."""
+    """A run is named after its folder and its id, so a resumed run appends to its own curves and to no other folder's."""
     settings = {
         f"{table}.{key}": value for table, part in run.settings.to_dict().items() for key, value in part.items()
     }
     settings["parameters"] = run.manifest["parameters"]
-    _curves[run.path] = trackio.init(project=PROJECT, name=run.path.name, config=settings, resume="allow")
+    name = f"{run.path.name}-{run.manifest['id'][:8]}"
+    _curves[run.path] = trackio.init(project=PROJECT, name=name, config=settings, resume="allow")
 
 
 @hookimpl

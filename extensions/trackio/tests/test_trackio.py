@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from types import SimpleNamespace
 
 import pytest
-from train_helpers import metrics, train_words
+from train_helpers import manifest, metrics, train_words
 
 from elman_core.cli import main
 
@@ -39,7 +39,7 @@ def test_every_step_and_evaluation_of_a_run_that_was_resumed(text, tmp_path, mon
     assert main(train_words(text, run, "train.steps=3", "train.eval_every=2", "train.loggers=trackio")) == 0
     assert main(["resume", str(run), "--steps", "+2"]) == 0
     lines = Curves.lines
-    assert {line["run"] for line in lines} == {"run"}
+    assert {line["run"] for line in lines} == {f"run-{manifest(run)['id'][:8]}"}
     steps = {line["step"]: line for line in lines if "train/loss" in line}
     assert list(steps) == [1, 2, 3, 4, 5]
     for line in metrics(run):
