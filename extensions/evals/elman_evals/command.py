@@ -24,7 +24,9 @@ def evals(
     """Run tasks of lm-evaluation-harness on MODEL. The state is carried through each document."""
     if (tasks is None) == (data is None):
         raise ConfigError("give --tasks NAME,… or --data FILE")
-    rest, arguments = list(options or ()), f"pretrained={model}"
+    given = "--model_args="
+    apart = ([given[:-1], word.removeprefix(given)] if word.startswith(given) else [word] for word in options or ())
+    rest, arguments = [word for words in apart for word in words], f"pretrained={model}"
     if "--model_args" in rest:
         at = rest.index("--model_args")
         arguments = ",".join([arguments, *rest[at + 1 : at + 2]])

@@ -105,8 +105,9 @@ def forget_harness():
 
 def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, saved, capsys):
     before = list(sys.argv)
-    evals(str(saved), ["--model_args", "max_length=64", "--device", "cpu"], None, saved / "text")
-    assert f"pretrained={saved},max_length=64" in harness.words
+    for given in (["--model_args=max_length=64"], ["--model_args", "max_length=64"]):
+        evals(str(saved), [*given, "--device", "cpu"], None, saved / "text")
+        assert f"pretrained={saved},max_length=64" in harness.words
     assert harness.result == pytest.approx(by_elman(saved, capsys), rel=1e-6)
     assert harness.words[:3] == ["run", "--model", "elman"]
     assert harness.words[-2:] == ["--device", "cpu"]
