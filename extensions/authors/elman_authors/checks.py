@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from elman_core import __version__
 from elman_core.extension import ConfigError, is_missing, one_line
@@ -92,7 +93,7 @@ class Plugin:
 
     def _core(self) -> str:
         for wanted in self.needs:
-            if wanted.name == "elman-core":
+            if canonicalize_name(wanted.name) == "elman-core":
                 if not any(s.operator in ("<", "<=", "==", "~=") for s in wanted.specifier):
                     return f"'{wanted}' has no upper end: a later core may differ"
                 fits = wanted.specifier.contains(__version__, prereleases=True)
@@ -104,7 +105,7 @@ class Plugin:
         kind, public, others = "a plugin", PUBLIC, ["elman_csrc"]
         if self.extends:
             kind, public = "an extension", FOR_EXTENSIONS
-            others = [wanted.name.replace("-", "_") for wanted in self.needs if wanted.name != "elman-core"]
+            others = [canonicalize_name(wanted.name).replace("-", "_") for wanted in self.needs]
         for path in sorted((self.folder / self.package).rglob("*.py")):
             try:
                 tree = ast.parse(path.read_bytes())

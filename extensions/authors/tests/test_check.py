@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elman_authors.checks import kernel_checks
+from elman_authors.checks import Plugin, kernel_checks
 from elman_authors.testing.kernel import need_host_compiler
 from linear_cells import CELLS, DELTANET, Made
 
@@ -74,3 +74,14 @@ def test_what_is_not_checked_without_tests_is_said(capsys: pytest.CaptureFixture
     assert main(["check", str(Path(__file__).parents[3] / "plugins/e33"), "--no-tests"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "  -     kernels on an emulated GPU and its own tests: not checked: --no-tests"
+
+
+def test_the_core_may_be_spelled_as_any_package(tmp_path: Path) -> None:
+    """Names of packages differ neither by case nor by - and _."""
+    project = """[project]
+name = "elman-toy"
+dependencies = ["Elman_Core>=0.1,<99"]
+entry-points.elman.toy = "elman_toy"
+"""
+    (tmp_path / "pyproject.toml").write_text(project)
+    assert Plugin(tmp_path)._core() == ""
