@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
     from .cli.generate import Storage, load_writer
     from .cli.inspect import variant_options
+    from .cli.kernels import NAMES as KERNELS_HELP
+    from .cli.kernels import chosen_dtypes, chosen_kernels
     from .cli.train import read_settings
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
@@ -25,13 +27,16 @@ if TYPE_CHECKING:
     from .generation.sampling import choose, noise
     from .generation.step import batched_step
     from .kernels.build import build as build_kernel
+    from .kernels.build import local_arch
     from .kernels.decode.portable import kept_scores, race
     from .kernels.dispatch import SHORTEST, registered
     from .kernels.program import CpuRecorder
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc
-    from .kernels.verify import check_inputs, failures
+    from .kernels.verify import Report, Row, check_inputs, failures, read_record
     from .kernels.verify import verify as verify_kernel
+    from .kernels.verify_cache import make as make_stamp
+    from .kernels.verify_cache import save as save_stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.graph import HostCopy, Recorder, try_to_record

@@ -110,6 +110,7 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
         ),
         (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
         (["new", "e99"], "command 'new' is not installed: pip install ./extensions/authors in a checkout of elman"),
+        (["verify", "e1"], "command 'verify' is not installed: pip install ./extensions/authors in a checkout"),
         (["benhc"], "No such command 'benhc'"),
     ):
         assert main(words) == 2

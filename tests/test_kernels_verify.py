@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import elman_csrc
 import pytest
 import torch
+from elman_authors.cli.verify import record_errors
 from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from elman_e1.op import e1 as e1_dense
 from elman_e42.op import e42 as e42_dense
@@ -334,11 +335,11 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
 
     wrong = dataclasses.replace(right, call=off_by_a_little)
     assert check(wrong).passed
-    assert verify_cache.record_errors(right, check(right)) == {}
+    assert record_errors(right, check(right)) == {}
     [row] = [r for r in check(right).worst() if r.tensor == "y"]
     assert 0.49 < row.ratio <= 0.5
     assert "y" in wrong_tensors(check(wrong))
-    grown = verify_cache.record_errors(wrong, check(wrong, recorded=False))
+    grown = record_errors(wrong, check(wrong, recorded=False))
     assert "float32 y" in grown
     record = json.loads(right.record.read_text())
     for errors in record.values():  # as if the grid that was recorded had been better conditioned than this one
@@ -347,7 +348,7 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
     for each in (r for r in check(right).rows if r.tensor == "y" and r.reference >= row.reference):
         assert each.limit == 2 * each.reference + 4 * torch.finfo(torch.float32).eps
     with pytest.raises(KernelError, match="only a full grid"):
-        verify_cache.record_errors(right, verify(right, "host", cases=single, opcheck=False))
+        record_errors(right, verify(right, "host", cases=single, opcheck=False))
 
 
 def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
+from elman_authors.cli.verify import has_case
 from harness import Row, Setting, visible_gpus
 
-from elman_core.cli.kernels import DTYPES as NAMED
-from elman_core.cli.kernels import _has, _specs
+from elman_core.cli.kernels import chosen_dtypes, chosen_kernels
 from elman_core.registry import list_variants
 
 AT_ONCE, NEEDS = 10, 12 << 30
@@ -116,4 +116,4 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 def takes(name: str, dtype: str, backend: str, grid: str) -> bool:
     """Whether a kernel of this variant or name has a case of this dtype."""
-    return any(_has(spec, backend, grid, [getattr(torch, NAMED[dtype])]) for spec in _specs([name], backend))
+    return any(has_case(spec, backend, grid, chosen_dtypes(dtype)) for spec in chosen_kernels([name], backend))

@@ -1,9 +1,7 @@
-"""Kernels: `elman build` compiles them ahead of their first use, `elman verify` checks them against float64."""
+"""`elman build`: kernels, ahead of their first use."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,11 +13,9 @@ from ._text import dump, print, table
 
 if TYPE_CHECKING:
     from elman_core.kernels.spec import KernelSpec
-    from elman_core.kernels.verify import Report, Row
 
-_HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=_HELP)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NAMES = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
+"""The help of the argument that `chosen_kernels` takes."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
@@ -29,7 +25,7 @@ def build(
         typer.Argument(
             metavar="[NAME|MODEL]...",
             help="NAME[:PRESET]@WIDTHxDEPTH, a recipe, run or checkpoint: exactly what training and decoding it launch, at any "
-            f"batch size. {_HELP}",
+            f"batch size. {NAMES}",
         ),
     ] = None,
     arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",
@@ -40,18 +36,18 @@ def build(
         Literal["cuda", "cpu", "host"], typer.Option(help="cpu: of this machine. host: the C++ build that tests use.")
     ] = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be compiled; compile nothing.")] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
     from elman_core.kernels import build as builder
     from elman_core.kernels import launch
 
-    widths, dtypes = _widths(width), _dtypes(dtype)
+    widths, dtypes = _widths(width), chosen_dtypes(dtype)
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
     models = [name for name in given if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
     rest = [name for name in names or [] if name not in models]
-    for spec in _specs(rest, backend, shared=True) if rest or not models else ():
+    for spec in chosen_kernels(rest, backend, shared=True) if rest or not models else ():
         if not _runs(spec, backend):
             raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
@@ -101,89 +97,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     return [(problem[0], arch, e) for problem in asked for arch in archs for e in dispatch.builds(problem, arch)]
 
 
-def verify(
-    names: Names = None,
-    grid: Annotated[Literal["quick", "full"], typer.Option(help="About 20 or 200 cases for each kernel.")] = "quick",
-    dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, separated by commas.")] = "",
-    backend: Annotated[
-        Literal["auto", "torch", "cpu", "host", "cuda", "emulated"],
-        typer.Option(
-            help="auto: what this machine runs: cuda with a GPU; torch, cpu and the C++ build host without. "
-            "emulated: the GPU's source on a CPU."
-        ),
-    ] = "auto",
-    all_: Annotated[bool, typer.Option("--all", help="Every kernel that is installed.")] = False,
-    record: Annotated[
-        bool, typer.Option("--record", help="Write the errors of a full grid on this GPU into the kernel's package.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Compare kernels with float64. Every output and every gradient; exits with 5 if one is wrong."""
-    import torch
-
-    from elman_core.kernels import verify_cache
-    from elman_core.kernels.verify import verify as run
-
-    if not names and not all_:
-        raise ConfigError("name a variant, or type `elman verify --all`")
-    here: Literal["host", "cuda"] = "cuda" if torch.cuda.is_available() else "host"
-    if record:
-        grid, backend = "full", "cuda"
-    dtypes = _dtypes(dtype)
-    pairs, reports, unchecked = [], [], []
-    for spec in _specs(names or [], None if backend == "auto" else backend):
-        targets = _targets(spec, here) if backend == "auto" else [backend]
-        if "cuda" in spec.targets and here == "host":
-            types = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in spec.cases("cuda", grid))
-            unchecked.append(f"{spec.name}: cuda: not checked, no GPU here ({', '.join(types)})")
-        pairs += [(spec, target) for target in targets]
-    with_cases = [pair for pair in pairs if _has(*pair, grid, dtypes)]
-    for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
-        progress = None if json else _progress(spec.name)
-        report = run(spec, target, grid, dtypes, progress=progress, recorded=not record)
-        reports.append(report)
-        if not json:
-            _print(report)
-        if target in spec.targets and not report.unsuitable:
-            verify_cache.save(spec, verify_cache.make(spec, report))
-        if record and report.passed:
-            for tensor, (was, now) in verify_cache.record_errors(spec, report).items():
-                print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
-    if json:
-        print(dump([_as_dict(report) for report in reports]))
-    for line in unchecked:
-        print(line, file=sys.stderr if json else sys.stdout)
-    if not reports:
-        raise KernelError("nothing was checked: none of these kernels runs on this machine")
-    if wrong := [_wrong(report) for report in reports if not report.passed]:
-        raise KernelError(f"verification failed: {', '.join(wrong)}")
-
-
-def _wrong(report: Report) -> str:
-    """Return the name of what did not pass, and whether the reference may be wrong instead."""
-    rows = all(row.passed for row in report.rows)
-    if report.unsuitable and rows and not report.faults:
-        return f"{report.name} (inputs unsuitable, {report.target} not judged)"
-    return f"{report.name} ({report.target}{'' if rows else ' and the reference differ'})"
-
-
-def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
-    """The back ends of a kernel that this machine can run: its GPU's, or plain PyTorch's and those of the C++ compiler."""
-    from elman_core.kernels import toolchain
-
-    if here == "cuda" and "cuda" in spec.targets:
-        return ["cuda"]
-    targets, compiled = list(spec.portable), [target for target in ("host", "cpu") if target in spec.targets]
-    if compiled:
-        try:
-            toolchain.find_host_compiler()
-            targets += compiled
-        except KernelError as error:
-            print(f"{spec.name}: {' and '.join(compiled)} are not checked: {error}", file=sys.stderr)
-    return targets
-
-
-def _specs(names: list[str], target: str | None, shared: bool = False) -> list[KernelSpec]:
+def chosen_kernels(names: list[str], target: str | None, shared: bool = False) -> list[KernelSpec]:
     """The kernels of these names, or all that are installed if no name is given.
 
     Args:
@@ -215,11 +129,6 @@ def _runs(spec: KernelSpec, target: str | None) -> bool:
     return target is None or target in spec.backends
 
 
-def _has(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
-    """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
-    return not dtypes or any(case.dtype in dtypes for case in spec.problems(target, grid))
-
-
 def _shared() -> tuple[KernelSpec, ...]:
     """The kernels that belong to no variant."""
     from elman_core.kernels.causal_conv.op import Kernel
@@ -228,7 +137,7 @@ def _shared() -> tuple[KernelSpec, ...]:
     return Shared().spec(), Kernel().spec()
 
 
-def _dtypes(text: str) -> list[Any]:
+def chosen_dtypes(text: str) -> list[Any]:
     import torch
 
     for word in _words(text):
@@ -246,41 +155,3 @@ def _widths(text: str) -> list[int]:
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _progress(name: str) -> Any:
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        sys.stderr.write(f"\r{name}: case {done} of {total}" + "\n" * (done == total))
-        sys.stderr.flush()
-
-    return show
-
-
-def _print(report: Report) -> None:
-    from elman_core.kernels.verify import failures
-
-    verdict = "passed" if report.passed else "UNDECIDED" if "not judged" in _wrong(report) else "FAILED"
-    checked = f"{report.name} on {report.target}, {report.grid} grid, {report.cases} cases"
-    print(f"{checked}: {verdict}; worst case of each tensor:")
-    heads = ("dtype", "tensor", "error", "largest", "same dtype", "recorded", "limit", "of limit", "verdict", "case")
-    print(table([_cells(row) for row in report.worst()], heads))
-    if left := report.left_out:
-        print(f"  {len(left)} cases are left out, as this GPU is too small for them; the first: {left[0]}")
-    for line in list(failures(report))[:10]:
-        print(f"  {line}")
-
-
-def _cells(row: Row) -> list[str]:
-    given = (row.error, row.worst, row.reference, row.recorded, row.limit)
-    numbers = ["-" if x is None else f"{x:.1e}" for x in given]
-    cells = [row.dtype, row.tensor, *numbers, f"{row.ratio:.2f}", "ok" if row.passed else "WRONG"]
-    kink = f", {row.kink:.2%} at a kink" if row.kink else ""
-    return [*cells, f"{row.case}{kink}" + (f", usually {row.usual:.1f} times as large" if row.usual > 1 else "")]
-
-
-def _as_dict(report: Report) -> dict[str, Any]:
-    rows = [{**asdict(row), "ratio": row.ratio, "passed": row.passed} for row in report.rows]
-    return {**asdict(report), "passed": report.passed, "rows": rows}

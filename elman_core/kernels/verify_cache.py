@@ -17,26 +17,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from decimal import ROUND_UP, Context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from elman_core.registry.errors import ConfigError, KernelError, StorageError
-from elman_core.storage import now, read_json, write_json, write_text
+from elman_core.storage import now, read_json, write_json
 
 from . import build
 from .spec import Case, KernelSpec, Target
-from .verify import Report, failures, read_record, verify
+from .verify import Report, failures, verify
 
-_THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
 _log = logging.getLogger("elman_core")
 _used: dict[str, Mapping[str, Any]] = {}
 
@@ -184,34 +181,3 @@ def _apart(check: Callable[[], Report]) -> Report:
     here = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
     with ThreadPoolExecutor(1, "elman-verify", *here) as pool:
         return pool.submit(check).result()
-
-
-def record_errors(spec: KernelSpec, report: Report) -> dict[str, tuple[float, float]]:
-    """Record the report's worst error of each dtype and tensor for this machine's architecture.
-
-    Returns:
-        the errors that grew: `{"bfloat16 d w": (before, now)}`.
-
-    Raises:
-        KernelError: the report is not of a compiled kernel's full grid, or it failed.
-        StorageError: the file cannot be written.
-    """
-    target = report.target
-    if target not in spec.targets or report.grid != "full" or not report.passed or spec.record is None:
-        raise KernelError(f"{spec.name}: only a full grid that a compiled kernel passed is recorded")
-    errors: dict[str, float] = {}
-    for row in report.rows:
-        key = f"{row.dtype} {row.tensor}"
-        errors[key] = max(errors.get(key, 0.0), float(_THREE_DIGITS.create_decimal(row.error)))
-    arch = build.local_arch(spec.extension(target))
-    known = read_record(spec)
-    before = known.get(arch, {}).get("errors", {})
-    was = before.get(spec.name, {})
-    known[arch] = {
-        "device": torch.cuda.get_device_name() if target == "cuda" else arch,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "errors": {**before, spec.name: dict(sorted({**was, **errors}.items()))},
-    }
-    write_text(spec.record, json.dumps(known, indent=1) + "\n")
-    return {key: (was[key], now) for key, now in errors.items() if key in was and now > was[key]}
