@@ -14,10 +14,9 @@ from .imports import when_asked
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
+    from .cli.export import DTYPES
     from .cli.generate import Storage, load_writer
     from .cli.inspect import variant_options
-    from .cli.kernels import NAMES as KERNELS_HELP
-    from .cli.kernels import chosen_dtypes, chosen_kernels
     from .cli.train import read_settings
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
@@ -27,9 +26,13 @@ if TYPE_CHECKING:
     from .generation.sampling import choose, noise
     from .generation.step import batched_step
     from .kernels.build import build as build_kernel
-    from .kernels.build import local_arch
+    from .kernels.build import build_all as build_kernels
+    from .kernels.build import cache_dirs, local_arch
+    from .kernels.causal_conv.op import Kernel as ConvolutionKernel
+    from .kernels.decode.op import Shared as DecodingKernels
     from .kernels.decode.portable import kept_scores, race
-    from .kernels.dispatch import SHORTEST, registered
+    from .kernels.dispatch import SHORTEST, asking, builds, registered
+    from .kernels.launch import extension as launcher
     from .kernels.program import CpuRecorder
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         write_text,
     )
     from .training import Settings, TrainSettings
+    from .training.plan import build_model
     from .training.precision import pick_device
     from .training.recipes import folders
     from .training.run.display import backends

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
+from elman_authors.cli.build import chosen_dtypes, chosen_kernels
 from elman_authors.cli.verify import has_case
 from harness import Row, Setting, visible_gpus
 
-from elman_core.cli.kernels import chosen_dtypes, chosen_kernels
 from elman_core.registry import list_variants
 
 AT_ONCE, NEEDS = 10, 12 << 30

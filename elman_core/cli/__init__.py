@@ -30,8 +30,8 @@ from elman_core.registry.errors import printable
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("doctor", "list_", "show"), "data": ("group",),
-    "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "kernels": ("build",),
-    "generate": ("generate",), "export": ("export",),
+    "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "generate": ("generate",),
+    "export": ("export",),
 }  # fmt: skip
 
 # The sections of the help; commands that none names come last.

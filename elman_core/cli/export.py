@@ -12,7 +12,6 @@ from elman_core.storage import read_bytes, write_folder, write_json
 
 from ._text import print
 from .evaluate import EXPORTED, how_evaluated
-from .kernels import DTYPES
 
 CARRIED = (
     "README.md", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
@@ -21,6 +20,7 @@ CARRIED = (
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """Storage of the weights."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 
 
 def export(

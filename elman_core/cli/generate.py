@@ -16,8 +16,7 @@ from elman_core.registry.errors import printable
 from elman_core.storage import read_bytes
 
 from ._text import print
-from .export import Precision
-from .kernels import DTYPES
+from .export import DTYPES, Precision
 
 Storage = Literal[Precision, "int8"]
 """Storage of the weights that a text is written with."""

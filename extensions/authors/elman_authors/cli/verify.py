@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from elman_core.extension import (
-    KERNELS_HELP,
-    ConfigError,
-    KernelError,
-    chosen_dtypes,
-    chosen_kernels,
-    dump,
-    print,
-    table,
-    write_text,
-)
+from elman_core.extension import ConfigError, KernelError, dump, print, table, write_text
+
+from .build import NAMES_HELP, chosen_dtypes, chosen_kernels
 
 if TYPE_CHECKING:
     from elman_core.extension import KernelSpec, Report, Row
@@ -29,7 +21,7 @@ _THREE_DIGITS = Context(prec=3, rounding=ROUND_UP)
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=KERNELS_HELP)] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=NAMES_HELP)] = None,
     grid: Annotated[Literal["quick", "full"], typer.Option(help="About 20 or 200 cases for each kernel.")] = "quick",
     dtype: Annotated[str, typer.Option(help="Only these: fp32, bf16, fp16, fp64, separated by commas.")] = "",
     backend: Annotated[

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from elman_core.registry import ConfigError, KernelError, get_variant, list_variants
-
-from ._text import dump, print, table
+from elman_core import ConfigError, get_variant, list_variants
+from elman_core.extension import DTYPES, KernelError, dump, print, table
 
 if TYPE_CHECKING:
-    from elman_core.kernels.spec import KernelSpec
+    from elman_core.extension import KernelSpec
 
-NAMES = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
-"""The help of the argument that `chosen_kernels` takes."""
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+NAMES_HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
+"""Of the argument that `chosen_kernels` takes."""
 
 
 def build(
@@ -25,7 +23,7 @@ def build(
         typer.Argument(
             metavar="[NAME|MODEL]...",
             help="NAME[:PRESET]@WIDTHxDEPTH, a recipe, run or checkpoint: exactly what training and decoding it launch, at any "
-            f"batch size. {NAMES}",
+            f"batch size. {NAMES_HELP}",
         ),
     ] = None,
     arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",
@@ -39,8 +37,7 @@ def build(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
-    from elman_core.kernels import build as builder
-    from elman_core.kernels import launch
+    from elman_core.extension import build_kernels, cache_dirs, launcher, local_arch
 
     widths, dtypes = _widths(width), chosen_dtypes(dtype)
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
@@ -51,16 +48,16 @@ def build(
         if not _runs(spec, backend):
             raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
-        for one in _words(arch) or [builder.local_arch(bare)]:
+        for one in _words(arch) or [local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
             wanted += [(spec.name, one, extension) for extension in extensions]
-    launcher = launch.extension()  # what calls them all, for the Python and the machine that this is
-    wanted.append(("launcher", builder.local_arch(launcher), launcher))
+    calls = launcher()  # what calls them all, for the Python and the machine that this is
+    wanted.append(("launcher", local_arch(calls), calls))
     wanted = list(dict.fromkeys(wanted))
     if dry_run:
-        paths = [(out or builder.cache_dirs()[0]) / extension.file_name(one) for _, one, extension in wanted]
+        paths = [(out or cache_dirs()[0]) / extension.file_name(one) for _, one, extension in wanted]
     else:
-        paths = builder.build_all([(extension, one) for _, one, extension in wanted], out)
+        paths = build_kernels([(extension, one) for _, one, extension in wanted], out)
     built = [
         {"kernel": name, "module": extension.name, "arch": one, "path": str(path)}
         for (name, one, extension), path in zip(wanted, paths, strict=True)
@@ -72,12 +69,8 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     """(kernel, architecture, extension) of all that a model launches: its forward on the meta device says what it asks for."""
     import torch
 
-    from elman_core.kernels import dispatch
-    from elman_core.model import LadderConfig, LadderForCausalLM
-    from elman_core.model.checkpoint import find_checkpoint
-    from elman_core.training.plan import build_model
-
-    from .train import read_settings
+    from elman_core import LadderConfig, LadderForCausalLM, find_checkpoint
+    from elman_core.extension import asking, build_model, builds, read_settings
 
     with torch.device("meta") as meta:
         if model.endswith(".toml") or ("@" in model and not Path(model).exists()):
@@ -85,7 +78,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
         else:
             ladder = LadderForCausalLM(LadderConfig.from_pretrained(find_checkpoint(model)))
         tokens = torch.zeros(2, 9, dtype=torch.int64)
-    with dispatch.asking() as asked:
+    with asking() as asked:
         for dtype in dtypes or [torch.bfloat16]:
             ladder.to(dtype)(tokens)
             with torch.inference_mode():
@@ -94,7 +87,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     if not archs and not torch.cuda.is_available():
         raise ConfigError("there is no GPU here: say for which one, as in --arch sm_90")
     archs = archs or ["sm_{}{}".format(*torch.cuda.get_device_capability())]
-    return [(problem[0], arch, e) for problem in asked for arch in archs for e in dispatch.builds(problem, arch)]
+    return [(problem[0], arch, e) for problem in asked for arch in archs for e in builds(problem, arch)]
 
 
 def chosen_kernels(names: list[str], target: str | None, shared: bool = False) -> list[KernelSpec]:
@@ -105,8 +98,10 @@ def chosen_kernels(names: list[str], target: str | None, shared: bool = False) -
         target: a back end; None for kernels of any.
         shared: whether those that belong to no variant are taken along.
     """
+    from elman_core.extension import ConvolutionKernel, DecodingKernels
+
     variants = {name: entry.variant for name, entry in list_variants().items()}
-    common = _shared()
+    common = DecodingKernels().spec(), ConvolutionKernel().spec()
     installed = {s.name: s for s in (*(s for v in variants.values() for s in v.kernels), *common)}
     if not names:
         if not (specs := [s for s in installed.values() if _runs(s, target)]):
@@ -129,14 +124,6 @@ def _runs(spec: KernelSpec, target: str | None) -> bool:
     return target is None or target in spec.backends
 
 
-def _shared() -> tuple[KernelSpec, ...]:
-    """The kernels that belong to no variant."""
-    from elman_core.kernels.causal_conv.op import Kernel
-    from elman_core.kernels.decode.op import Shared
-
-    return Shared().spec(), Kernel().spec()
-
-
 def chosen_dtypes(text: str) -> list[Any]:
     import torch
 
@@ -147,7 +134,6 @@ def chosen_dtypes(text: str) -> list[Any]:
 
 
 def _widths(text: str) -> list[int]:
-
     if wrong := [word for word in _words(text) if not word.isdigit()]:
         raise ConfigError(f"--width takes numbers with commas, not {wrong[0]!r}")
     return [int(word) for word in _words(text)]
