@@ -3,17 +3,20 @@
 import importlib.util
 import json
 import math
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import harness
+import numpy as np
 import pytest
 import python_sources
 import run
 import torch
 from elman_authors.testing.kernel import need_host_compiler
-from problems import step, verify
+from problems import data, step, verify
 from problems.step_profile import profile_steps, summarize
 
 from elman_core.registry import parse_size, resolve
@@ -62,6 +65,21 @@ def test_a_peer_that_computes_something_else_is_found(tmp_path: Path) -> None:
     assert first["forward"]["p10"] <= first["forward"]["median"] <= first["forward"]["p90"]
     assert second["agrees"] is False
     assert second["differs"]["y"] > 0.1
+
+
+def test_the_time_of_eight_ranks_is_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, checked = os.getpid(), []
+
+    class Batches:
+        def batch(self, step: int, rows: np.ndarray | None = None) -> SimpleNamespace:
+            until = time.process_time() + (0.5 if os.getpid() == parent else 0.0)
+            while time.process_time() < until:  # what they read is read again
+                checked.append(step)
+            return SimpleNamespace(tokens=np.ones(data.ROWS if rows is None else len(rows)))
+
+    monkeypatch.setattr(data, "mixture", lambda _: Batches())
+    assert data.ranks([], 1)["tokens_cpu_s"] > data.ROWS * data.LENGTH / 0.25
+    assert checked
 
 
 def test_words_that_name_no_row_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ second that the reading thread makes into batches, from three packed files.
 MB count uncompressed JSON lines with texts of 2.6 kB. `datasets` parses the same file into Arrow, shuffles it, and writes it
 in the new order (`Dataset.from_json`, `shuffle`, `save_to_disk`), with as many processes. Both are also given per second of
 processor time (`mb_cpu_s`), which other programs disturb less. Each of eight ranks is a process that makes its rows of every
-batch; `private` is a rank's own memory in MiB, `shared` that of pages of files and libraries.
+batch, timed without its start; `private` is a rank's own memory in MiB, `shared` that of pages of files and libraries.
 """
 
 from __future__ import annotations
@@ -125,9 +125,12 @@ def rank(
 ) -> None:
     windows = mixture(files)
     rows = np.arange(number * ROWS // 8, (number + 1) * ROWS // 8)
+    windows.batch(0, rows)
+    used = time.process_time()
     digest = sum(int(windows.batch(step, rows).tokens.astype(np.int64).sum()) for step in range(steps))
+    used = time.process_time() - used
     memory = psutil.Process().memory_full_info()
-    told((digest, memory.uss, memory.rss - memory.uss))
+    told((digest, memory.uss, memory.rss - memory.uss, used))
     ready()
 
 
@@ -136,7 +139,6 @@ def ranks(files: list[Path], steps: int) -> Row:
     context = multiprocessing.get_context("fork")
     barrier, queue = context.Barrier(8), context.Queue()
     every = [context.Process(target=rank, args=(r, files, steps, barrier.wait, queue.put)) for r in range(8)]
-    used = cpu()
     for process in every:
         process.start()
     told = [queue.get() for _ in every]
@@ -147,7 +149,12 @@ def ranks(files: list[Path], steps: int) -> Row:
     assert sum(one[0] for one in told) == whole, "the ranks read other tokens"
     count = steps * ROWS * LENGTH
     mib = [round(float(np.mean([one[i] for one in told])) / 2**20, 1) for i in (1, 2)]
-    return {"tokens_cpu_s": round(count / (cpu() - used)), "private": mib[0], "shared": mib[1], "steps": steps}
+    return {
+        "tokens_cpu_s": round(count / sum(one[3] for one in told)),
+        "private": mib[0],
+        "shared": mib[1],
+        "steps": steps,
+    }
 
 
 def rows(setting: Setting) -> Iterator[Row]:
