@@ -29,7 +29,7 @@ class Measurement:
 
     Attributes:
         batch_size, chunk_size, accumulate: rows, bytes per row, micro-batches. steps: number of timed steps.
-        tok_s: bytes per second, median of the steps. step_seconds: of one such step.
+        tok_s: bytes per second, median of the steps. step_seconds: of a step, likewise.
         first_step_seconds: of the first step, with building and compiling.
         peak_memory: bytes allocated by torch on a GPU; resident memory of the process on the CPU.
         idle_memory: the same before the first step: the weights, and on the CPU also the libraries.
@@ -80,7 +80,7 @@ def _measure(settings: Settings, seconds: float, folder: Path) -> dict[str, Any]
     try:
         idle = memory_in_use(trainer.device)
         walls = _steps(trainer, 1, 0.0)
-        first_seconds = trainer.settings.tokens_per_step / walls[0]["tok_s"]
+        first_seconds = _seconds(trainer, walls[0])
         slow = not on_gpu and first_seconds > SLOW
         walls += _steps(trainer, 0 if slow else WARMUP - 1, 0.0)
         while not trainer.compute.ready:  # a step that is compiled or captured takes more of them
@@ -91,14 +91,13 @@ def _measure(settings: Settings, seconds: float, folder: Path) -> dict[str, Any]
     finally:
         trainer.folder.close()
     chosen = trainer.settings.train
-    tok_s = statistics.median(line["tok_s"] for line in timed)
     measured = Measurement(
         batch_size=chosen.batch_size,
         chunk_size=chosen.chunk_size,
         accumulate=chosen.accumulate,
         steps=len(timed),
-        tok_s=tok_s,
-        step_seconds=trainer.settings.tokens_per_step / tok_s,
+        tok_s=statistics.median(line["tok_s"] for line in timed),
+        step_seconds=statistics.median(_seconds(trainer, line) for line in timed),
         first_step_seconds=first_seconds,
         peak_memory=peak,
         idle_memory=idle,
@@ -118,6 +117,11 @@ def _steps(trainer: Any, count: int, seconds: float) -> list[dict[str, float]]:
     while len(lines) < count or time.perf_counter() - began < seconds:
         lines.append(trainer.train_step())
     return lines
+
+
+def _seconds(trainer: Any, line: dict[str, float]) -> float:
+    """Of a step; its tok/s leave out the filling of packed rows."""
+    return float(trainer.settings.tokens_per_step * line.get("fill", 1.0) / line["tok_s"])
 
 
 def _translate(error: Exception) -> tuple[str, str]:

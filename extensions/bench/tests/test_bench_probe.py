@@ -83,6 +83,16 @@ def test_the_trainers_own_step_is_what_is_measured(text: Path, tmp_path: Path, m
     assert not (tmp_path / "one/run/checkpoints").exists()
 
 
+def test_the_seconds_of_a_step_are_those_of_rows_that_packing_leaves_half_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_bytes(b"eight b\x1e" * 3000)
+    packed = train_helpers.settings(tmp_path / "text", "data.documents=pack", "train.chunk_size=15")
+    found = in_this_process(packed, tmp_path / "one", monkeypatch, seconds=1e-9)["measurement"]
+    half = found["tok_s"] * found["step_seconds"] / packed.tokens_per_step
+    assert 0.4 < half < 0.7
+
+
 def test_one_step_of_each_kind_is_enough_where_a_step_takes_long(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
