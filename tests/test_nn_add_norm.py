@@ -90,6 +90,9 @@ def layouts(shape, dtype):
     """The same numbers in the memory orders that models produce."""
     x = torch.randn(shape).to(dtype)
     yield x
+    yield x.transpose(-1, -2).contiguous().transpose(-1, -2)  # channels first
+    if len(shape) > 3:
+        yield x.transpose(1, 2).contiguous().transpose(1, 2)
     if len(shape) == 3:
         yield x.transpose(0, 1).contiguous().transpose(0, 1)
         yield torch.cat((x, x), -1)[..., : shape[-1]]
@@ -103,7 +106,8 @@ def compare(device: str) -> None:
     for shape, dtype, adds in itertools.product(SHAPES, DTYPES, (True, False)):
         for x in layouts(shape, dtype):
             x = x.to(device)
-            residual, weight = torch.randn(shape, device=device), torch.randn(shape[-1], device=device)
+            residual = torch.randn_like(x, dtype=torch.float32)
+            weight = torch.randn(shape[-1], device=device)
             source = x if adds else residual
             out = dtype
             normed, stream, rho = add_norm_triton.add_norm(source, residual if adds else None, weight, 1e-5, out)

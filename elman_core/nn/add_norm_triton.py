@@ -84,7 +84,7 @@ def add_norm(
         *r_rows.stride()[:2], *n_rows.stride()[:2], *s_rows.stride()[:2], width, eps,
         ADDS=residual is not None, BLOCK=block, num_warps=warps,
     )  # fmt: skip
-    return normed, stream, rho
+    return _filled(normed, n_rows), _filled(stream, s_rows), rho
 
 
 def add_norm_backward(
@@ -104,7 +104,14 @@ def add_norm_backward(
         *g_rows.stride()[:2], *a_rows.stride()[:2], *s_rows.stride()[:2], *d_rows.stride()[:2], *x_rows.stride()[:2], width,
         ADDS=d_stream is not None, NARROW=d_x.numel() > 0, BLOCK=block, num_warps=warps,
     )  # fmt: skip
-    return d, shares.sum(0).to(weight.dtype)
+    if d_x.numel():
+        _filled(d_x, x_rows)
+    return _filled(d, d_rows), shares.sum(0).to(weight.dtype)
+
+
+def _filled(tensor: Tensor, rows: Tensor) -> Tensor:
+    """`tensor`, after a kernel filled its `_rows`."""
+    return tensor if rows.data_ptr() == tensor.data_ptr() else tensor.copy_(rows.view(tensor.shape))
 
 
 def _rows(tensor: Tensor) -> Tensor:
