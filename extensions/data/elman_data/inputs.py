@@ -64,8 +64,11 @@ def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
         here: list[Path] = []
         for path in map(Path, names):
             if path.is_dir() and not is_dataset(path):
-                for place, folders, files in os.walk(path):
-                    folders[:] = sorted(f for f in folders if not f.startswith("."))
+                entered = {os.path.realpath(path)}  # links may lead in a circle
+                for place, folders, files in os.walk(path, onerror=_unreadable, followlinks=True):
+                    inside = {f: os.path.realpath(Path(place, f)) for f in sorted(folders) if not f.startswith(".")}
+                    folders[:] = [f for f, real in inside.items() if real not in entered]
+                    entered.update(inside.values())
                     if is_dataset(Path(place)):
                         folders.clear()
                         here.append(Path(place))
@@ -84,6 +87,10 @@ def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
                 raise DataError(f"{path} is not read: rename it to one of {', '.join(readable())}")
             found.setdefault(os.path.realpath(path), path)
     return list(found.values()), passed
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def readable() -> list[str]:

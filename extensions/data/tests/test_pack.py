@@ -255,6 +255,26 @@ def test_a_file_under_several_names_is_read_once_and_one_that_leads_nowhere_is_s
         list(units(find(["texts"])[0]))
 
 
+def test_a_folder_behind_a_link_is_read_and_one_that_cannot_be_is_said(tmp_path, monkeypatch):
+    for place in ("elsewhere", "texts/deep"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "a.txt").write_text(place)
+    (tmp_path / "texts/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "texts/deep/circle").symlink_to(tmp_path / "texts")
+    found = [str(path.relative_to(tmp_path)) for path in find([str(tmp_path / "texts")])[0]]
+    assert found == ["texts/deep/a.txt", "texts/linked/a.txt"]
+    listed = os.scandir
+
+    def denied(place):
+        if str(place).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(DataError, match="texts/deep cannot be read: Permission denied"):
+        find([str(tmp_path / "texts")])
+
+
 def test_many_duplicates_take_no_memory_in_the_merge(tmp_path, small_units, monkeypatch):
     path = write_lines(tmp_path / "a.jsonl", ({"text": "the same"} for _ in range(3000)))
     rooms, room = [], packing._room
