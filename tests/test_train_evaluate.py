@@ -90,6 +90,14 @@ def test_what_has_no_target_is_refused_before_a_training_or_a_figure(model, text
             score()
 
 
+def test_each_batch_of_a_long_evaluation_is_progress_for_the_watch_over_ranks(text, tmp_path, monkeypatch):
+    trainer, beats = start(settings(text), tmp_path / "run", quiet=True), []
+    monkeypatch.setattr(trainer.signals, "beat", lambda: beats.append(None))
+    assert trainer.evaluate()["bytes"] == 640
+    assert len(beats) == 640 / 16 / 4
+    trainer.folder.close()
+
+
 def test_a_growing_state_is_not_carried_over_a_file(model, text, monkeypatch):
     monkeypatch.setattr(type(model.model.layers[0].mixer), "state_growth", "per_token")
     with pytest.raises(ConfigError, match="grows"):

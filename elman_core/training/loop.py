@@ -395,11 +395,10 @@ class Trainer:
         heldout = self.plan.text.heldout
         if not heldout:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
-        self.signals.beat()
         train = self.settings.train
         rows = train.batch_size // train.accumulate
         how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward, "sizes": self.sizes}
-        how |= {"stop": lambda: bool(self.signals.ending), "counted": self.display.evaluating}
+        how |= {"stop": self.signals.asked_to_end, "counted": self.display.evaluating}
         with self.evaluating():
             result = evaluate.on_mixture(self.model, heldout, rows, loss_chunk=train.loss_chunk, **how)
         return result and {"step": self.step, **result}

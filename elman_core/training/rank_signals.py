@@ -150,6 +150,11 @@ class RankSignals:
             return self.received.ending
         return next((int(s) for s, heard in zip(ENDING, self._heard[1:], strict=False) if heard), 0)
 
+    def asked_to_end(self) -> bool:
+        """Whether a signal ends the run: asked between the batches of an evaluation, each of which is progress."""
+        self.beat()
+        return bool(self.ending)
+
     def saves(self) -> bool:
         """Whether a checkpoint is wanted now; asking clears the request."""
         if self.alone:
