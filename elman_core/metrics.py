@@ -92,7 +92,8 @@ class Metrics:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    whole = isinstance(value, int) and abs(value) < 2**63  # others may be no float
+    return float(value) if whole or isinstance(value, float) else math.nan
 
 
 def read_metrics(run: Path, id: str = "") -> Metrics:

@@ -200,7 +200,7 @@ def read_line(text: bytes, run: str | None) -> dict[str, Any] | None:
         return None
     try:
         line = json.loads(text)
-        valid = isinstance(line["kind"], str) and type(line["step"]) is int
+        valid = isinstance(line["kind"], str) and type(line["step"]) is int and 0 <= line["step"] < 2**53
         line.pop("crc32", None)
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError, IndexError):
         return None

@@ -1,6 +1,7 @@
 """Whatever a disk, a copy or a hand does to a file: equal values, or one error that names the file. Never another figure."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import torch
 from train_helpers import losses, manifest, metrics, settings
 
 from elman_core.cli import main
+from elman_core.metrics import METRICS, progress, read_metrics
 from elman_core.model import LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import CheckpointError, ConfigError, ElmanError
@@ -69,6 +71,16 @@ def test_every_bit_of_an_object_a_line_and_a_list_of_checksums_counts(tmp_path):
             assert_equal_or_refused(lambda: check_folder(tmp_path / "x"), "refused")
         path.write_bytes(content)
     check_folder(tmp_path / "x")
+
+
+def test_whole_numbers_that_are_no_float_are_damage(tmp_path):
+    large = 10**400
+    lines = [{"step": 1, "loss": 2.0, "memory": large}, {"step": large, "loss": 1.0}, {"step": -1, "loss": 1.0}]
+    (tmp_path / METRICS).write_text("".join(log_line({"kind": "step", **line}, "a1") + "\n" for line in lines))
+    found = read_metrics(tmp_path, "a1")
+    assert (list(found.columns["step"]), found.broken) == ([1], 2)
+    assert math.isnan(found.columns["memory"][0])
+    assert progress(tmp_path, "a1").step == 1
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
