@@ -48,6 +48,11 @@ class Unit:
     first: int = 0
     end: int = 0
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Its files, or the folder of its data set."""
+        return self.paths[:1] if self.kind == "dataset" else self.paths
+
 
 def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
     """The files behind files, folders and globs, in the order of their names, each once; and how many others folders hold.

@@ -105,8 +105,9 @@ def pack(
                 made = PackedFile(out).manifest
                 _discard(folder)
                 return made
-            jobs = [_job(i, unit, how, seed, unique, folder) for i, unit in enumerate(found)]
-            digests = _run(jobs, step)
+            stamps = {path: _stamps(path) for path in dict.fromkeys(p for unit in found for p in unit.sources)}
+            jobs = [_job(i, unit, how, seed, unique, folder, stamps) for i, unit in enumerate(found)]
+            digests = _run(jobs, list(stamps), step)
             made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})
             write_json(folder / manifest.name, made)
             os.replace(folder / manifest.name, manifest)  # first: a packed file always has its manifest
@@ -125,19 +126,24 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _job(number: int, unit: Unit, how: How, seed: int, unique: bool, folder: Path) -> Job:
-    stamps = [(s.st_size, s.st_mtime_ns) for s in map(os.stat, unit.paths[: 1 if unit.kind == "dataset" else None])]
-    known = json.dumps([number, dataclasses.asdict(unit), stamps, dataclasses.asdict(how), seed, unique])
+def _stamps(path: str) -> list[tuple[int, int]]:
+    """Size and time of a file, or of all in a folder."""
+    files = sorted(Path(path).rglob("*")) if os.path.isdir(path) else [path]
+    return [(s.st_size, s.st_mtime_ns) for s in map(os.stat, files)]
+
+
+def _job(
+    number: int, unit: Unit, how: How, seed: int, unique: bool, folder: Path, stamps: dict[str, list[tuple[int, int]]]
+) -> Job:
+    own = [stamps[path] for path in unit.sources]
+    known = json.dumps([number, dataclasses.asdict(unit), own, dataclasses.asdict(how), seed, unique])
     return Job(
         number, unit, how, seed, unique, str(folder), hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
     )
 
 
-def _run(jobs: Sequence[Job], step: Step) -> list[dict[str, Any]]:
-    """Do the units that are not yet done, in processes; size and SHA-256 of every file, in order."""
-    files = list(
-        dict.fromkeys(path for job in jobs for path in job.unit.paths[: 1 if job.unit.kind == "dataset" else None])
-    )
+def _run(jobs: Sequence[Job], files: Sequence[str], step: Step) -> list[dict[str, Any]]:
+    """Do the units that are not yet done, in processes; size and SHA-256 of all `files`, in order."""
     step(sum(job.unit.size for job in jobs if _done(job).exists()))
     left = [job for job in jobs if not _done(job).exists()]
     workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(left))

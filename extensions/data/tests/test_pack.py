@@ -375,6 +375,26 @@ def test_a_file_that_is_removed_is_packed_again_where_a_kill_left_a_part_of_the_
     assert not list(tmp_path.glob(".out*"))
 
 
+def test_a_data_set_that_was_mended_in_its_place_is_packed_again_after_a_kill(tmp_path, monkeypatch):
+    file, out = tmp_path / "set" / "data.arrow", tmp_path / "out"
+    file.parent.mkdir()
+    file.write_text("old")
+    unit = Unit("dataset", (str(file.parent), ""), 3, 0, 1)
+    monkeypatch.setattr(packing, "documents", lambda _: [{"text": file.read_text()}])
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "_merge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            packing.pack([unit], How(), out, 0, False, {})
+    file.write_text("new")  # the size, and the time of the folder, are what they were
+    os.utime(file, ns=(0, 1))
+    packing.pack([unit], How(), out, 0, False, {})
+    assert packed_texts(out) == ["new"]
+
+
 def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
