@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,17 @@ def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], chan
     """All runs, those of the first seed first. Raises as `elman_bench.suite.plan.plan`, and as `find`."""
     jobs: list[Planned] = []
     skipped: dict[str, Skipped] = {}
-    for spec in tasks:
+    trained = [_without(r"tests|until", spec) for spec in tasks]
+    if twice := [task for task, count in Counter(trained).items() if count > 1]:
+        raise ConfigError(
+            f"suite {suite.name} has the task {twice[0]} twice: give all its tests at once, as in tests=40+256"
+        )
+    for spec, task in zip(tasks, trained, strict=True):
         protocol = {table: dict(values) for table, values in tree.get("protocol", {}).items()}
         protocol.setdefault("train", {}).update(chunk_size=find(spec).longest, loggers="accuracy")
         one = parse_suite({**tree, "protocol": protocol}, suite.name)
         planned = plan(one, dataclasses.replace(changes, data=f"task:{spec}"))
-        before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", _without(r"tests|until", spec)) + "-"
+        before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", task) + "-"
         jobs += [
             dataclasses.replace(job, id=before + job.id, trials=tuple(before + id for id in job.trials))
             for job in planned.jobs

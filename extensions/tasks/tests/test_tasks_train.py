@@ -203,6 +203,9 @@ def test_a_suite_is_every_model_on_every_task_with_seeds_in_turn(tmp_path):
     (tmp_path / "none.toml").write_text(SUITE.replace("tasks =", "# tasks ="))
     with pytest.raises(ConfigError, match="names no tasks"):
         suites.read_suite(str(tmp_path / "none.toml"))
+    (tmp_path / "twice.toml").write_text(SUITE.replace("mqar:pairs=2,train=16-16,tests=16", "parity:train=3-8,until=1"))
+    with pytest.raises(ConfigError, match="has the task parity:train=3-8 twice"):
+        suites.plan_tasks(*suites.read_suite(str(tmp_path / "twice.toml")), Overrides(""))
     for name in suites.shipped():
         chosen, tasks, tree = suites.read_suite(name)
         assert suites.plan_tasks(chosen, tasks, tree, Overrides("")).jobs, name

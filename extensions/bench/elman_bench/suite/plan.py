@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,8 +155,7 @@ def plan(suite: Suite, overrides: Overrides) -> Plan:
     if not runs:
         raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
     jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
-    ids = [job.id for job in jobs]
-    if twice := {id for id in ids if ids.count(id) > 1}:
+    if twice := [id for id, count in Counter(job.id for job in jobs).items() if count > 1]:
         raise ConfigError(f"two runs would be called {min(twice)}: give the models different labels")
     return Plan(jobs, tuple(skipped))
 
