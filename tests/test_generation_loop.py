@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 from elman_core.generation import Sampling, generate_bytes, sample
 from elman_core.generation.prefill import least_rows, prefill
 from elman_core.kernels.decode.portable import kept_scores
+from elman_core.kernels.runtime import invariant_linear
 from elman_core.model import LadderCache, LadderLM
 from elman_core.registry import ConfigError, DivergedError, list_variants
 
@@ -69,6 +70,13 @@ def test_prefill_in_chunks_is_prefill_at_once(model):
     for a, b in zip(cache.states, whole.states, strict=True):
         for name in a:
             torch.testing.assert_close(a[name], b[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_of_bfloat16_has_the_same_bits_beside_any_number_of_others():
+    x_RK, w_NK = torch.randn(400, 1120, dtype=torch.bfloat16), torch.randn(560, 1120, dtype=torch.bfloat16)
+    with torch.inference_mode():  # with AMX, oneDNN sums 33 to 512 of them in two parts
+        many = invariant_linear(x_RK, w_NK)
+        assert all(torch.equal(invariant_linear(x_RK[:rows], w_NK), many[:rows]) for rows in (1, 31, 33, 48, 130, 399))
 
 
 READ_ALONE = ("gdn", "mamba2", "gru", "lstm", "transformer")

@@ -202,6 +202,7 @@ def recording() -> Iterator[None]:
         yield
 
 
+_TILE = 32  # rows of a block of AMX
 _row_by_row: ContextVar[bool] = ContextVar("row_by_row", default=False)
 
 
@@ -221,8 +222,13 @@ def spare_rows(rows: int, like: Tensor) -> int:
     On a CPU, BLAS takes rows of float32 in fours and adds up what is left over in another order (some processors need
     more than that: docs/decisions/0050). 0 on other devices, where gradients are recorded, and in compiled code.
     """
-    exact = like.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return -rows % 4 if exact and not _row_by_row.get() else 0
+    return -rows % 4 if _exact(like) else 0
+
+
+def _exact(like: Tensor) -> bool:
+    """Whether rows of a product must not see each other."""
+    plain = like.device.type == "cpu" and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return plain and not _row_by_row.get()
 
 
 def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
@@ -231,9 +237,16 @@ def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Products of 16-bit numbers are anyway."""
+    """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Products of 16-bit numbers are anyway, except with AMX,
+    where oneDNN may split the sums of more than 32 rows: MKL_CBWR=AUTO,STRICT puts them apart (docs/decisions/0050)."""
     rows = x.shape[:-1].numel()
-    if x.dtype.itemsize < 4 or not (spare := spare_rows(rows, x)):
+    if x.dtype.itemsize < 4:
+        strict = rows > _TILE and _exact(x) and "STRICT" in os.environ.get("MKL_CBWR", "")
+        if not (strict and torch.cpu._is_amx_tile_supported()):
+            return F.linear(x, weight, bias)
+        blocks = x.reshape(rows, -1).split(_TILE)
+        return torch.cat([F.linear(block, weight, bias) for block in blocks]).view(*x.shape[:-1], -1)
+    if not (spare := spare_rows(rows, x)):
         return F.linear(x, weight, bias)
     (padded_RK,) = with_spare(spare, 0, x.reshape(rows, -1))
     return F.linear(padded_RK, weight, bias)[:rows].view(*x.shape[:-1], -1)
