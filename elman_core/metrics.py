@@ -56,6 +56,11 @@ class Metrics:
         """Optimizer steps before the last one that have no line."""
         return int(self.columns["step"][-1]) - len(self) if len(self) else 0
 
+    def step_at(self, size: int) -> int:
+        """The last step by which at most so many bytes were seen; 0 if that is unknown, or the last of the run."""
+        steps, end = self.columns["step"], bisect.bisect_right(self.columns["bytes_seen"], size)
+        return int(steps[end - 1]) if 0 < end < len(self) and steps[end] == steps[end - 1] + 1 else 0
+
     def mean_loss(self, step: int | None = None) -> float | None:
         """Mean loss of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if one is missing."""
         steps = self.columns["step"]
@@ -65,13 +70,9 @@ class Metrics:
         whole = 0 < count == len(losses) and steps[end - count] == last - count + 1
         return statistics.fmean(losses) if whole and all(map(math.isfinite, losses)) else None
 
-    def summary(self, tokens_per_step: int = 0) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory,
-        and how many steps have no line.
-
-        Args:
-            tokens_per_step: bytes, for older runs, whose steps do not say how many they have seen.
-        """
+        bytes seen, and how many steps have no line."""
         found: dict[str, Any] = {}
         if self.evaluations and "bits_per_byte" in self.evaluations[-1]:
             last = self.evaluations[-1]
@@ -86,8 +87,8 @@ class Metrics:
             found["tok_s"] = statistics.median(speeds)
         if memory := self.known("memory"):
             found["peak_memory"] = int(max(memory))
-        if seen := (self.known("bytes_seen", -1) or [tokens_per_step * self.columns["step"][-1]])[0]:
-            found["bytes_seen"] = int(seen)
+        if seen := self.known("bytes_seen", -1):
+            found["bytes_seen"] = int(seen[0])
         return found
 
 

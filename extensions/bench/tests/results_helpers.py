@@ -44,6 +44,7 @@ def write_run(
     parameters: int = 1_000_000,
     heldout: float | None = None,
     evaluations: int = 4,
+    bytes_per_token: float = 1.0,
     **manifest: Any,
 ) -> Path:
     """One run's folder.
@@ -55,7 +56,7 @@ def write_run(
     """
     chosen = settings("data.eval_bytes=1048576", *sets)  # a run writes what its default means
     train = chosen.train
-    per_step = chosen.tokens_per_step
+    per_step = round(chosen.tokens_per_step * bytes_per_token)
     asked = train.steps if train.steps is not None else 300
     done = asked if steps is None else steps
     found = losses(asked, level, train.seed)[:done] if values is None else np.asarray(values)

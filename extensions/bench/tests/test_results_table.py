@@ -96,23 +96,28 @@ def test_a_run_in_progress_has_the_same_figures_as_its_summary_would_have(tmp_pa
     assert run.metrics.summary() == pytest.approx(run.manifest["result"])
 
 
-def test_loss_at_equal_tokens_is_where_the_shortest_finished_run_ended(tmp_path):
+@pytest.mark.parametrize("size", [1, 3.5, 0.75])  # of bytes, of subwords, in rows that are a quarter filling
+def test_loss_at_equal_tokens_is_where_the_shortest_finished_run_ended(tmp_path, size):
     sets = ("train.schedule='wsd'", "train.minutes=1.0")
     values = losses(400, 1.4, 42)
-    for name, done in (("short", 250), ("long", 400), ("crashed", 90)):
+    for name, done in (("short", 250), ("long", 400), ("lossy", 400), ("crashed", 90)):
         write_run(
             tmp_path / name, *sets, f"model.hidden_size={256 + 8 * len(name)}", "train.lr=0.001", values=values[:done],
-            status="crashed" if name == "crashed" else "ok",
+            status="crashed" if name == "crashed" else "ok", bytes_per_token=size,
         )  # fmt: skip
     # an override of minutes leaves BASE's steps; the settings a training resolves have only one of them
+    lines = (tmp_path / "lossy/metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "lossy/metrics.jsonl").write_text("".join(lines[:240] + lines[255:]))
     (group,) = collect(find_runs([tmp_path])).groups
-    assert group.tokens == 250 * 512
+    assert group.tokens == 250 * 512 * size
+    assert any("mean of all steps where a run has fewer: 90" in note for note in group.notes)
     by_name = {row.runs[0].path.name: row for row in group.rows}
     for name in ("short", "long"):
         assert by_name[name].value("loss") == pytest.approx(values[150:250].mean())
     assert by_name["long"].value("last_100") == pytest.approx(values[300:400].mean())
     assert np.isnan(by_name["crashed"].value("loss"))
-    assert [row.status for row in group.rows] == ["ok", "ok", "crashed"]
+    assert np.isnan(by_name["lossy"].value("loss")), "the lines around that step are lost"
+    assert [row.status for row in group.rows] == ["ok", "ok", "ok", "crashed"]
 
 
 def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):

@@ -108,7 +108,7 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     """The figures of one run. A run that ended well has a summary in its manifest; for others the metrics are read."""
     result = dict(run.manifest.get("result") or {})
     if run.status not in ENDED_WELL or "bytes_seen" not in result:
-        result = run.metrics.summary(tokens_per_step(run) or 0)
+        result = run.metrics.summary()
     figures: dict[str, float] = {}
     for name, value in {
         "parameters": _parameters(run),
@@ -123,11 +123,10 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     last = progress(run.path, str(run.manifest.get("id", ""))) if "bytes_seen" in figures else None
     if last and math.isfinite(last.seconds) and last.step == run.manifest.get("steps_done", last.step):
         figures["minutes"] = last.seconds / 60
-    per_step = tokens_per_step(run)
     if tokens and figures.get("bytes_seen") == tokens and "last_100" in figures:
         figures["loss"] = figures["last_100"]
-    elif tokens and per_step and figures.get("bytes_seen", 0) > tokens:
-        loss = run.metrics.mean_loss(tokens // per_step)
+    elif tokens and figures.get("bytes_seen", 0) > tokens:
+        loss = run.metrics.mean_loss(run.metrics.step_at(tokens))
         if loss is not None:
             figures["loss"] = loss
     return figures
@@ -139,14 +138,6 @@ def chosen(runs: Sequence[Run]) -> list[Run]:
     return [run for run, row in zip(runs, rows, strict=True) if row.chosen]
 
 
-def tokens_per_step(run: Run) -> int | None:
-    """Bytes of an optimizer step; None if the settings do not tell."""
-    train = run.settings["train"]
-    if not isinstance(train.get("batch_size"), int) or not isinstance(train.get("chunk_size"), int):
-        return None
-    return train["batch_size"] * train["chunk_size"]
-
-
 def _common_tokens(runs: Iterable[Run]) -> int | None:
     """The fewest bytes that a finished run saw; if none has finished, that any run saw."""
     finished: list[int] = []
@@ -154,7 +145,7 @@ def _common_tokens(runs: Iterable[Run]) -> int | None:
     for run in runs:
         ended = run.status in ENDED_WELL
         seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
-        seen = seen or run.metrics.summary(tokens_per_step(run) or 0).get("bytes_seen")
+        seen = seen or run.metrics.summary().get("bytes_seen")
         if seen:
             (finished if ended else begun).append(int(seen))
     return min(finished or begun, default=None)
@@ -200,7 +191,7 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     for run in begun:
         if fault := fault_of_metrics(run):
             found.append(f"{run.path.name}: {fault}")
-    short = {int(n) for row in rows if (n := _steps(row)) and n < WINDOW and "last_100" in row.figures}
+    short = {n for row in rows if "last_100" in row.figures and (n := _steps(row.runs[0])) and n < WINDOW}
     if short:
         found.append(f"'last 100' is the mean of all steps where a run has fewer: {', '.join(map(str, sorted(short)))}")
     found += _kernels(begun)
@@ -224,10 +215,12 @@ def fault_of_metrics(run: Run) -> str:
     return f"in {METRICS} {', '.join(found)}" if found else ""
 
 
-def _steps(row: Row) -> float | None:
-    """The optimizer steps of a row's run, if its figures tell."""
-    per_step = tokens_per_step(row.runs[0])
-    return row.value("bytes_seen") / per_step if per_step and "bytes_seen" in row.figures else None
+def _steps(run: Run) -> int | None:
+    """The optimizer steps of a run, if it or its metrics tell."""
+    if isinstance(done := run.manifest.get("steps_done"), int):
+        return done
+    last = progress(run.path, str(run.manifest.get("id", "")))
+    return last and last.step
 
 
 def _kernels(runs: Sequence[Run]) -> list[str]:
