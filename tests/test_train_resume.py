@@ -266,6 +266,14 @@ def test_a_run_by_steps_goes_on_by_minutes(finished):
     assert "has ended: the learning rate stays at 1.00e-04" in (finished / "console.log").read_text()
 
 
+def test_a_constant_schedule_has_no_end(text, tmp_path):
+    start(settings(text, "train.steps=4", "train.schedule='constant'"), tmp_path / "run", quiet=True).fit()
+    resume(tmp_path / "run", steps="+2", quiet=True).fit()
+    said = (tmp_path / "run/console.log").read_text()
+    assert "schedule    6 steps, constant" in said
+    assert "has ended" not in said
+
+
 @pytest.mark.parametrize(
     ("steps", "minutes"), [("x", None), ("-3", None), ("5", "5"), (None, "soon"), (None, "nan"), (None, "+inf")]
 )

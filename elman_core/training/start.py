@@ -203,7 +203,7 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
         yield f"ranks       {plan.ranks.size}, {plan.parallel} over {plan.backend}: {rows} rows of the batch each"
     if plan.init is not None:
         yield f"begun with  {plan.init['model']}, its optimizer's state {plan.init['optimizer']}"
-    if position and _is_done(plan.began, position):
+    if position and _is_done(plan.began, position) and train.schedule != "constant":
         rate = train.lr * plan.schedule.factor(position.progress.step, 1.0)
         yield f"schedule    has ended: the learning rate stays at {rate:.2e}"
         return

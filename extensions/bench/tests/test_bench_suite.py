@@ -188,6 +188,8 @@ def test_a_mistake_in_a_suite_is_one_line_that_names_it(tmp_path, text, words):
         (TINY, {"steps": 3, "minutes": 1.0}, "give one of --steps, --tokens and --minutes"),
         (TINY, {"sets": ("train.schedule='cosine'",), "minutes": 1.0}, "under train.minutes"),
         (TINY, {"sets": ("model.options.n_heads=3",)}, "has no option 'n_heads'"),
+        (TINY, {"sets": ("train.lr=[1e-3, 0.001]",)}, "called .*-lr0.001-s42: .* has a size or a tuned value twice"),
+        ('models = [{model = "e1@8x1", label = "a b"}, {model = "e1@8x1", label = "a-b"}]', {}, "different labels"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_before_anything_runs(tmp_path, text, overrides, words):

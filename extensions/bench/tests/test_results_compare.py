@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,8 @@ def test_a_run_done_twice_is_no_second_seed(tmp_path):
     [
         (("train.precision='bf16'",), {}, "the protocols differ (train.precision)", True),
         (("train.batch_size=16",), {}, "the same batches", False),
+        (("data.documents='pack'",), {}, "the same batches", False),
+        (("data.documents='reset'",), {}, "the protocols differ (data.documents)", True),
         ((), {"parameters": 1_100_000}, "the sizes differ: 1,000,000 and 1,100,000", True),
         ((), {"act_hooks": {"elman_loss": ["x"]}}, "hooks of different plugins", True),
     ],
@@ -158,6 +161,10 @@ def test_a_run_on_tokens_and_one_on_bytes_are_compared_in_bits_per_byte(tmp_path
     assert main(["results", *map(str, runs), "--json"]) == 0
     rows = [row for group in json.loads(capsys.readouterr().out)["groups"] for row in group["rows"]]
     assert sorted(row["bits_per_byte"] for row in rows) == pytest.approx(sorted(ends))
+    assert main(["results", str(runs[1]), "--format", "markdown"]) == 0
+    assert re.search(
+        r"60 steps of \d+ x \d+ tokens .* held out: up to [\d,]+ tokens in windows", capsys.readouterr().out
+    )
 
 
 def test_a_difference_that_still_changes_is_said(tmp_path):

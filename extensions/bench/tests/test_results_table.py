@@ -20,11 +20,12 @@ from elman_bench.results.collect import collect, fault_of_metrics
 from elman_bench.results.identity import identity, labels, named, spelled
 from elman_bench.results.runs import find_runs
 from elman_bench.results.tables import as_data, columns, render, short
-from results_helpers import example_suite, losses, write_run, write_suite
+from results_helpers import DATA, example_suite, losses, settings, write_run, write_suite
 
 from elman_core.cli import main
 from elman_core.metrics import read_metrics
 from elman_core.registry import ConfigError
+from elman_core.training.run.protocol import protocol
 from elman_core.training.settings import TUNABLE, known_keys
 
 
@@ -118,6 +119,12 @@ def test_loss_at_equal_tokens_is_where_the_shortest_finished_run_ended(tmp_path,
     assert np.isnan(by_name["crashed"].value("loss"))
     assert np.isnan(by_name["lossy"].value("loss")), "the lines around that step are lost"
     assert [row.status for row in group.rows] == ["ok", "ok", "ok", "crashed"]
+
+
+def test_a_heading_says_that_nothing_is_held_out(tmp_path):
+    facts = {"protocol": protocol(settings("data.eval_bytes=5000"), DATA, 0)}
+    run = write_run(tmp_path / "run", evaluations=0, **facts)
+    assert "nothing held out" in render(collect(find_runs([run])), "markdown")
 
 
 def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):

@@ -220,7 +220,7 @@ def _steps(run: Run) -> int | None:
     if isinstance(done := run.manifest.get("steps_done"), int):
         return done
     last = progress(run.path, str(run.manifest.get("id", "")))
-    return last and last.step
+    return last.step if last else None
 
 
 def _kernels(runs: Sequence[Run]) -> list[str]:

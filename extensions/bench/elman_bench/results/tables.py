@@ -87,14 +87,17 @@ def heading(group: Group) -> str:
     parts = [f"protocol {group.hash}"]
     if group.target:
         parts.append(f"{group.target} parameters")
-    parts.append(f"{length} of {p.get('batch_size')} x {p.get('chunk_size')} bytes")
-    data = p.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("size"), int):
+    data: Any = p.get("data")
+    data = data if isinstance(data, Mapping) else {}
+    unit = "tokens" if data.get("tokenizer") else "bytes"
+    parts.append(f"{length} of {p.get('batch_size')} x {p.get('chunk_size')} {unit}")
+    if isinstance(data.get("size"), int):
         parts.append(f"text of {data['size'] / 1e6:,.1f} MB, {p.get('sampling')}")
     parts += [str(value[0]) for value in (p.get("optimizer"), p.get("schedule")) if isinstance(value, list) and value]
     parts.append(str(p.get("precision")))
     if isinstance(p.get("evaluation"), list) and all(isinstance(v, int) for v in p["evaluation"]):
-        parts.append("held out: up to {:,} bytes in windows of {}".format(*p["evaluation"]))
+        most, window = p["evaluation"]
+        parts.append(f"held out: up to {most:,} {unit} in windows of {window}" if window else "nothing held out")
     return " · ".join(parts)
 
 

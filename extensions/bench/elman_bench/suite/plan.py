@@ -156,7 +156,9 @@ def plan(suite: Suite, overrides: Overrides) -> Plan:
         raise PluginError(f"no model of suite {suite.name} is installed: {skipped[0].model}: {skipped[0].reason}")
     jobs = tuple(job for same_seed in zip(*runs, strict=True) for group in same_seed for job in group)
     if twice := [id for id, count in Counter(job.id for job in jobs).items() if count > 1]:
-        raise ConfigError(f"two runs would be called {min(twice)}: give the models different labels")
+        models = sorted({job.model for job in jobs if job.id == min(twice)})
+        hint = "give the models different labels" if models[1:] else f"{models[0]} has a size or a tuned value twice"
+        raise ConfigError(f"two runs would be called {min(twice)}: {hint}")
     return Plan(jobs, tuple(skipped))
 
 
