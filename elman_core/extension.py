@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from .kernels.causal_conv.op import Kernel as ConvolutionKernel
     from .kernels.decode.op import Shared as DecodingKernels
     from .kernels.decode.portable import kept_scores, race
+    from .kernels.decode.spec import shared as decoding_problem
     from .kernels.dispatch import SHORTEST, asking, builds, registered
     from .kernels.launch import extension as launcher
+    from .kernels.matrix.problems import case as matrix_case
+    from .kernels.matrix.problems import every_wide as matrix_wide
     from .kernels.program import CpuRecorder
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc

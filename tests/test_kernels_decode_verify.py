@@ -12,6 +12,7 @@ import emulated_decode
 import pytest
 import torch
 from cpu_graph import CpuRecorder
+from elman_authors import grids
 from torch import nn
 
 from elman_core.cli import _doctor, main
@@ -71,8 +72,8 @@ def taken(emulated, monkeypatch, tmp_path):
 def verify_emulated(spec, cases=None, opcheck=False, call=None):
     """With the modules of `compiled`, beside which nothing is built."""
     spec = dataclasses.replace(spec, portable=("emulated",), module=None, call=call or spec.call)
-    if cases is None and spec.name == "decode":
-        cases = list(emulated_decode.small_cases())
+    if cases is None:
+        cases = list(emulated_decode.small_cases()) if spec.name == "decode" else spec.emulated
     return verify(spec, "emulated", cases=cases, opcheck=opcheck)
 
 
@@ -92,7 +93,7 @@ def test_every_kernel_passes_its_grid_on_emulated_threads(spec, emulated):
 @pytest.mark.parametrize("spec", [*specs(), elman_e1.op.e1.spec()], ids=lambda s: s.name)
 def test_grids_are_fixed_lists_without_repeats(spec):
     for target, grid, low, high in (("cuda", "quick", 15, 60), ("cuda", "full", 100, 500)):
-        cases = [str(c) for c in spec.cases(target, grid)]
+        cases = [str(c) for c in grids.cases(spec, target, grid)]
         assert len(set(cases)) == len(cases)
         assert low <= len(cases) <= high, len(cases)
 
@@ -104,7 +105,7 @@ def test_rows_too_wide_for_shared_memory_take_the_kernel_that_does_not_hold_them
 
 def cuda_cases():
     for spec in specs():
-        for each in spec.cases("cuda", "quick"):
+        for each in grids.cases(spec, "cuda"):
             yield pytest.param(spec, each, id=f"{spec.name} {each}")
 
 

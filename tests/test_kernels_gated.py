@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.testing.kernel import need_host_compiler
 
 from elman_core.kernels import Case, DenseKernel
@@ -92,7 +93,7 @@ def nearly_shut(kernel, logit: float):
 @pytest.mark.parametrize("backend", ["host", "torch"])
 def test_a_gated_cell_that_is_given_a_passes_the_quick_grid(kernels, backend):
     need_host_compiler()
-    report = verify(kernels["given"].spec(), backend, opcheck=backend == "host")
+    report = grids.verify(kernels["given"].spec(), backend, opcheck=backend == "host")
     assert report.passed, list(failures(report))
     assert {row.tensor for row in report.rows} == {"y", "h_T", "d u", "d gate", "d w", "d h0"}
 

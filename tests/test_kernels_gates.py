@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.testing.kernel import need_host_compiler
 from torch.func import jvp
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from elman_core.kernels import ElementwiseKernel
 from elman_core.kernels.gates import native
 from elman_core.kernels.gates.native import rows_of
-from elman_core.kernels.verify import failures, verify
+from elman_core.kernels.verify import failures
 from elman_core.nn import GatesMixer, WrapperConfig, gate
 from elman_core.registry import ConfigError, KernelError
 
@@ -172,7 +173,7 @@ def test_what_cannot_be_is_refused():
 @pytest.mark.parametrize("backend", ["torch", "host"])
 def test_a_cell_of_two_states_passes_the_quick_grid(backend):
     need_host_compiler()
-    report = verify(lstm.specs()[0], backend, opcheck=False)
+    report = grids.verify(lstm.specs()[0], backend, opcheck=False)
     assert report.passed, list(failures(report))
     assert {"y", "h_T", "c_T", "d h", "d c", "d i", "d p_z"} <= {row.tensor for row in report.rows}
 

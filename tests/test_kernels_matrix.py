@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from elman_authors import grids
 
 from elman_core.kernels import dispatch
 from elman_core.kernels.matrix import native as matrix_native
@@ -102,7 +103,7 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
     }
     with pytest.raises(KernelError, match="multiples of 4"):
         builds("cuda", "sm_90", (18,), ())
-    cases = e88.spec().cases("cuda", "quick")
+    cases = grids.cases(e88.spec(), "cuda")
     needed = _modules(e88.spec(), "cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
     assert needed == _modules(e88.spec(), "cuda", cases)  # nothing for a size that is not supported
     assert len(needed) > 10

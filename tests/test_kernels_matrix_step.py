@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from linear_cells import GATED, KIMI
 from test_kernels_matrix_cells import CELLS, DECAYED
@@ -65,7 +66,7 @@ def test_a_step_equals_the_float64_reference(name: str, problem: Case, specs: di
 
 def test_what_elman_check_runs_passes_with_its_operator() -> None:
     need_host_compiler()
-    report = verify(e88.specs()[1], "emulated")
+    report = grids.verify(e88.specs()[1], "emulated")
     assert report.passed, "\n".join(failures(report))
 
 

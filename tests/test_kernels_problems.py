@@ -5,27 +5,22 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors import grids
+from elman_authors.grids import decoding, recurrences
+from elman_authors.grids.matrix import PROBLEMS as MATRIX
+from elman_authors.grids.problems import Problems
 
-from elman_core.kernels.causal_conv.spec import PROBLEMS as CONVOLUTION
-from elman_core.kernels.decode.spec import PROBLEMS as DECODING
-from elman_core.kernels.decode.spec import STEP_PROBLEMS
-from elman_core.kernels.dense.spec import BLOCK_PROBLEMS, PROBLEMS
-from elman_core.kernels.elementwise.spec import PROBLEMS as ELEMENTWISE
-from elman_core.kernels.gates.spec import PROBLEMS as GATES
-from elman_core.kernels.matrix.problems import PROBLEMS as MATRIX
-from elman_core.kernels.rows.spec import PROBLEMS as ROWS
-from elman_core.kernels.spec import Problems
 from elman_core.registry import list_variants
 
 TABLES = {
-    "conv": CONVOLUTION,
-    "decoding": DECODING,
-    "step": STEP_PROBLEMS,
-    "dense": PROBLEMS,
-    "blocks": BLOCK_PROBLEMS,
-    "elementwise": ELEMENTWISE,
-    "gates": GATES,
-    "rows": ROWS,
+    "conv": recurrences.CONVOLUTION,
+    "decoding": decoding.SHARED,
+    "step": decoding.STEP,
+    "dense": recurrences.DENSE,
+    "blocks": recurrences.BLOCKS,
+    "elementwise": recurrences.ELEMENTWISE,
+    "gates": recurrences.GATES,
+    "rows": recurrences.ROWS,
 }
 EACH = {f"{name} {target}": problems for name, table in TABLES.items() for target, problems in table.items()}
 EACH |= {f"matrix {target} {i}": problems for target, some in MATRIX.items() for i, problems in enumerate(some)}
@@ -52,7 +47,7 @@ def test_a_grid_of_a_kernel_and_dtype_compiles_few_modules(grid: Any, most: int)
     for entry in list_variants().values():
         for spec in (s for s in entry.variant.kernels if s.module is not None and "cuda" in s.targets):
             made: dict[Any, set[Any]] = {}
-            for case in spec.cases("cuda", grid):
+            for case in grids.cases(spec, "cuda", grid):
                 made.setdefault(case.dtype, set()).add(spec.module("cuda", case))
             assert all(len(modules) <= most for modules in made.values()), spec.name
 

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import elman_csrc
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.cli.verify import record_errors
 from elman_authors.testing.kernel import need_host_compiler, need_nvcc
 from elman_e1.op import e1 as e1_dense
@@ -92,7 +93,7 @@ def leaky(tmp_path_factory: pytest.TempPathFactory) -> DenseKernel:
 @pytest.mark.parametrize("backend", ["host", "torch"])
 def test_a_leaky_cell_with_two_gates_passes_the_whole_quick_grid(leaky, backend):
     need_host_compiler()
-    report = verify(leaky.spec(), backend, opcheck=False)
+    report = grids.verify(leaky.spec(), backend, opcheck=False)
     assert report.passed, list(failures(report))
     assert {row.tensor for row in report.rows} == {"y", "h_T", "d u", "d keep", "d gate", "d w", "d h0"}
 
@@ -269,7 +270,7 @@ def test_an_update_in_pytorch_that_differs_from_the_cell_is_caught(leaky):
         extras=cell.extras,
     )
     for spec in swapped.specs():
-        case = next(c for c in spec.cases("host", "quick") if not c.bare)
+        case = next(c for c in grids.cases(spec, "host") if not c.bare)
         assert not verify(spec, "torch", cases=[case], opcheck=False).passed
 
 
@@ -323,7 +324,7 @@ def test_16_bit_storage_is_judged_against_the_reference_in_16_bits():
 def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
     """The rule for every machine lets an error of three times float32's rounding pass; the record does not."""
     need_host_compiler()
-    single = [c for c in e1_dense.spec().cases("host", "quick") if c.dtype == torch.float32]
+    single = [c for c in grids.cases(e1_dense.spec(), "host") if c.dtype == torch.float32]
     right = dataclasses.replace(e1_dense.spec(), record=tmp_path / "errors.json")
 
     def check(spec: KernelSpec, **options: Any) -> Report:
@@ -351,6 +352,11 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
         record_errors(right, verify(right, "host", cases=single, opcheck=False))
 
 
+def test_cases_of_a_family_say_where_they_are():
+    with pytest.raises(KernelError, match=r"cases of this family is elman_authors\.grids\.cases now"):
+        e1_dense.spec().cases("host", "quick")
+
+
 def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():
     assert not Report("x", "host", "quick").passed
     nan = Row("case", "float32", "y", float("nan"), 0.0, 0.0, 1e-6)
@@ -363,9 +369,9 @@ def test_a_report_without_cases_and_an_error_of_nan_do_not_pass():
 
 def test_a_back_end_that_is_not_there_is_named(leaky):
     with pytest.raises(KernelError, match=r"no back end 'tpu'; it has: .*host.*torch"):
-        verify(leaky.spec(), "tpu")
+        grids.verify(leaky.spec(), "tpu")
     with pytest.raises(KernelError, match="no case of the quick grid"):
-        verify(leaky.spec(), "torch", dtypes=[torch.bfloat16])
+        grids.verify(leaky.spec(), "torch", dtypes=[torch.bfloat16])
 
 
 # Stamps ---------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.testing.kernel import need_host_compiler
 from elman_e1.op import e1
 from linear_cells import CELLS
@@ -170,7 +171,7 @@ def test_what_rounding_to_16_bits_does_to_a_decay_near_1_is_seen(rounds: bool, t
         given = inputs | {"decay": inputs["decay"].to(bf16).float()} if backend == "torch" and rounds else inputs
         return spec.call("reference" if backend == "torch" else backend, given, options)
 
-    problem = next(c for c in spec.cases("cuda", "quick") if c.options.get("wide"))
+    problem = next(c for c in grids.cases(spec, "cuda") if c.options.get("wide"))
     report = verify(dataclasses.replace(spec, call=call, portable=("torch",)), "torch", cases=[problem], opcheck=False)
     assert report.passed != rounds, list(failures(report))
 

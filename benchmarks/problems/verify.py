@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
+from elman_authors import grids
 from elman_authors.cli.build import chosen_dtypes, chosen_kernels
 from elman_authors.cli.verify import has_case
 from harness import Row, Setting, visible_gpus
@@ -40,7 +41,7 @@ def names(target: str) -> Iterator[str]:
     variants = [entry.variant for entry in list_variants().values()]
     variants.sort(
         key=lambda v: (
-            -len([case for kernel in v.kernels for case in kernel.cases(target, "quick") if target in kernel.targets])
+            -len([case for kernel in v.kernels for case in grids.cases(kernel, target) if target in kernel.targets])
         )
     )
     yield from (v.name for v in variants if any(target in kernel.targets for kernel in v.kernels))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from elman_authors import grids
 from elman_authors.testing.kernel import need_gpu, need_host_compiler
 
 from elman_core.kernels.causal_conv import native, op
@@ -109,5 +110,5 @@ def test_taps_without_a_kernel_are_refused() -> None:
 @pytest.mark.gpu
 def test_a_gpu_equals_the_sum() -> None:
     need_gpu()
-    report = verify(op.Kernel().spec(), "cuda")
+    report = grids.verify(op.Kernel().spec(), "cuda")
     assert report.passed, list(failures(report))

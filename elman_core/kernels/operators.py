@@ -14,7 +14,7 @@ from torch import Tensor
 from . import build, launch
 from .family import Family, Row, Values
 from .runtime import operator, tensors
-from .spec import Inputs, KernelSpec, Outputs, Problems, Target
+from .spec import Inputs, KernelSpec, Outputs
 
 
 class _Signature:
@@ -215,7 +215,6 @@ class Operator:
     def spec(
         self,
         kernel: Callable[..., Sequence[Tensor]],
-        problems: Mapping[Target, Problems],
         names: Sequence[str],
         python: Sequence[Path] = (),
         **more: Any,
@@ -234,7 +233,8 @@ class Operator:
 
         fields: dict[str, Any] = {
             "name": cell.name,
-            "cases": lambda target, grid: problems[target].cases(grid, cell.name),
+            "family": family.name,
+            "cell": cell,
             "make_inputs": lambda case, generator: family.draw(cell, case, generator),
             "call": call,
             "op": self.example,

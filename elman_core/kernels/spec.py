@@ -8,17 +8,16 @@ any other kernel, fill in the fields.
 from __future__ import annotations
 
 import inspect
-import random
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from elman_core.registry.errors import ConfigError
+from elman_core.registry.errors import ConfigError, KernelError
+from elman_core.registry.installing import moved
 
 from .build import Extension
 from .build import Target as Target
@@ -34,7 +33,6 @@ Backend = Literal["auto", "torch", "cuda", "cpu", "host", "emulated", "reference
     emulated   the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
     reference  the variant's own slow, obvious function, differentiated by autograd: the truth for all of them
 """
-Grid = Literal["quick", "full"]
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
 
@@ -126,13 +124,16 @@ class Case:
         return " ".join([*words, *(f"{k}={v}" for k, v in self.options.items())])
 
 
+def _of_a_grid(_target: Target, _grid: str) -> Sequence[Case]:
+    raise KernelError(moved("KernelSpec.cases of this family", "verify", "grids.cases"))
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """A kernel, its reference, and the problems on which they are compared.
 
     Attributes:
         name: the variant's, followed by a word if the variant has several kernels: "e99", "e99_step".
-        cases: `cases(target, grid)`: about 20 for "quick", about 200 for "full"; fixed lists.
         make_inputs: `make_inputs(case, generator)` draws the inputs on the CPU, each in the dtype in which the op takes it.
             Scale them so that the recurrence neither dies nor explodes.
         call: `call(backend, inputs, options) -> outputs`, by name. `backend` is "auto", a target, one of `portable`, or
@@ -145,6 +146,8 @@ class KernelSpec:
         extension: `extension(target)`: what is compiled; the stamp covers its sources.
         op: `op(backend, inputs, options) -> (operator, arguments)` for `torch.library.opcheck`; None without an operator.
         targets: where the kernel exists.
+        family: the name of the table in `elman_authors.grids` that has the cases of a verification; cell: what it asks.
+        cases: of a kernel of no family, `cases(target, grid)`: about 20 for "quick", about 200 for "full"; fixed lists.
         builds: `builds(target, arch, widths, dtypes)`: what `elman build` compiles; without it, `extension(target)` alone.
             `widths` are the sizes that have a compiled kernel each; empty means the usual sizes.
         module: `module(target, case)`: what a case compiles on this machine, so that `verify` can compile it all at once.
@@ -157,13 +160,15 @@ class KernelSpec:
     """
 
     name: str
-    cases: Callable[[Target, Grid], Sequence[Case]]
     make_inputs: Callable[[Case, torch.Generator], Inputs]
     call: Callable[[str, Inputs, Mapping[str, Any]], Outputs]
     states: tuple[str, ...]
     extension: Callable[[Target], Extension]
     op: Callable[[str, Inputs, Mapping[str, Any]], tuple[Any, tuple[Any, ...]] | None]
     targets: tuple[Target, ...] = ("host",)
+    family: str = ""
+    cell: Any = None
+    cases: Callable[[Any, Any], Sequence[Case]] = _of_a_grid
     portable: tuple[str, ...] = ()
     emulated: tuple[Case, ...] = ()
     builds: Callable[[Target, str, Sequence[int], Sequence[torch.dtype]], Sequence[Extension]] | None = None
@@ -179,12 +184,6 @@ class KernelSpec:
     def backends(self) -> tuple[str, ...]:
         """All that `verify` can check."""
         return (*self.targets, *self.portable, *(("emulated",) if self.emulated else ()))
-
-    def problems(self, backend: str, grid: Grid) -> Sequence[Case]:
-        """The cases on which `verify` checks a back end."""
-        if backend == "emulated":
-            return self.emulated
-        return self.cases(cast(Target, backend) if backend in ("cuda", "cpu") else "host", grid)
 
 
 def first_steps(rows: int, width: int) -> int:
@@ -209,71 +208,3 @@ def document_starts(steps: int, rows: int, generator: torch.Generator) -> Tensor
     starts = torch.rand(steps, rows, generator=generator) < 0.1
     starts[0, ::2] = starts[-1, 1::2] = starts[max(0, steps // 2 - 1) : steps // 2 + 1] = True
     return starts
-
-
-@dataclass(frozen=True)
-class Problems:
-    """The problems of a grid: "quick" has those with a name, in every dtype; "full" also the large ones and a sample.
-
-    A sample draws every declared value of a size equally often, and each word in half of the cases; what else they combine with
-    is arbitrary, but the same every time. Modules compile slowly: of the kinds of cases that have one each, a kernel and dtype
-    has those of the problems with a name, and a few others of its own.
-
-    Attributes:
-        letters: of the sizes.
-        named, large: "33x3x64, 7x2x16 masked packed": sizes, and words that set flags or options of `Case`.
-        values: the declared values of each size, by letter, or of several that depend on each other, by letters. words: those
-            that a sample sets. count: cases of a sample, for each dtype; none without values.
-        wide: in float32, the last size is so many times as large: of a few numbers, the relative error is a matter of luck.
-        compiled: letters of the sizes for which a module is compiled, beside "packed". modules: most kinds in a dtype.
-    """
-
-    letters: str
-    dtypes: Sequence[torch.dtype]
-    named: str
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    large: str = ""
-    words: str = "masked strided bare packed"
-    count: int = 40
-    wide: int = 1
-    compiled: str = ""
-    modules: int = 16
-
-    def cases(self, grid: Grid, name: str = "") -> list[Case]:
-        """All problems of a grid, each once. name: of the kernel."""
-        problems = [*_stated(self.named), *(() if grid == "quick" else (*_stated(self.large), *self._sample()))]
-        every = ([self._case(*problem, dtype) for problem in problems] for dtype in self.dtypes)
-        return list({str(case): case for some in every for case in self._few(some, name)}.values())
-
-    def kind(self, case: Case) -> tuple[Any, ...]:
-        """What of a case its module is compiled for."""
-        return case.dtype, *(case.sizes[letter] for letter in self.compiled), case.has("packed")
-
-    def _few(self, cases: list[Case], name: str) -> list[Case]:
-        kinds = list(dict.fromkeys(map(self.kind, cases)))
-        named = len({self.kind(case) for case in cases[: len(_stated(f"{self.named},{self.large}"))]})
-        first = zlib.crc32(f"{name} {cases[0].dtype}".encode()) % max(1, len(kinds) - named)
-        kept = kinds[:named] + (2 * kinds[named:])[first : first + self.modules - named]
-        return [case for case in cases if self.kind(case) in kept]
-
-    def _sample(self) -> Iterator[tuple[tuple[int, ...], str]]:
-        generator, count = random.Random(0), range(self.count if self.values else 0)
-
-        def column(values: Sequence[Any]) -> list[Any]:
-            return generator.sample([values[i % len(values)] for i in count], len(count))
-
-        sizes = [column([v if isinstance(v, tuple) else (v,) for v in values]) for values in self.values.values()]
-        words = [column(("", word)) for word in self.words.split()]
-        for i in count:
-            yield tuple(n for size in sizes for n in size[i]), " ".join(word[i] for word in words)
-
-    def _case(self, sizes: tuple[int, ...], words: str, dtype: torch.dtype) -> Case:
-        *others, last = sizes
-        last *= self.wide if dtype == torch.float32 else 1
-        return Case.of(self.letters, (*others, last), dtype, **dict.fromkeys(words.split(), True))
-
-
-def _stated(problems: str) -> list[tuple[tuple[int, ...], str]]:
-    """(sizes, words) of each problem."""
-    parts = [problem.split() for problem in problems.split(",") if problem]
-    return [(tuple(map(int, sizes.split("x"))), " ".join(words)) for sizes, *words in parts]

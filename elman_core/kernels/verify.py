@@ -39,7 +39,7 @@ from elman_core.storage import read_json
 from . import build, launch
 from .build import Extension
 from .runtime import compute_dtype
-from .spec import Case, Grid, Inputs, KernelSpec, Outputs, Target
+from .spec import Case, Inputs, KernelSpec, Outputs, Target
 
 FACTOR = {torch.bfloat16: 3.0}
 DEFAULT_FACTOR = 2.0
@@ -140,22 +140,19 @@ class Report:
 def verify(
     spec: KernelSpec,
     target: str,
-    grid: Grid = "quick",
-    dtypes: Sequence[torch.dtype] = (),
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[Case],
     progress: Callable[[int, int], None] | None = None,
     opcheck: bool = True,
     recorded: bool = True,
+    grid: str = "quick",
 ) -> Report:
-    """Run the cases of a grid on one back end.
+    """Run cases on one back end.
 
     Args:
-        target: one of the spec's `backends`. Portable ones run on the CPU, with the host's cases.
-        dtypes: run only these; empty means all of the grid's.
-        cases: run these instead of the grid's.
+        target: one of the spec's `backends`. Portable ones run on the CPU.
         progress: called with (cases done, all cases).
         opcheck: whether to run `torch.library.opcheck`, on one small case of each kind.
-        recorded: whether recorded errors limit this run; False to record new ones.
+        recorded: whether recorded errors limit this run; False to record new ones. grid: the name of the cases' grid.
 
     Raises:
         KernelError: there is no such kernel, it cannot be built, there is no GPU, or no case is left.
@@ -169,18 +166,17 @@ def verify(
         others = [*spec.portable, *(t for t in spec.targets if t != "cuda")]
         there = f"; type `elman verify {spec.name} --backend {others[0]}`" if others else ", and it runs nowhere else"
         raise KernelError(f"{spec.name}: no GPU here{there}")
-    chosen = [c for c in (spec.problems(target, grid) if cases is None else cases) if not dtypes or c.dtype in dtypes]
-    if not chosen:
+    if not cases:
         raise KernelError(f"{spec.name}: no case of the {grid} grid is left for {target}; choose other dtypes")
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if target in spec.targets else {}
     if target in (*spec.targets, "emulated"):
-        if modules := _modules(spec, target, chosen):
+        if modules := _modules(spec, target, cases):
             modules.append(launch.extension())
         build.build_all([(e, build.local_arch(e)) for e in modules])
     checked: set[tuple[torch.dtype, bool, str]] = set()
     with _full_precision_products():
-        for number, case in enumerate(chosen, 1):
+        for number, case in enumerate(cases, 1):
             kind = (case.dtype, case.masked, str(sorted(case.options.items())))
             try:
                 inputs = _run_case(spec, target, case, report, records, recorded)
@@ -203,7 +199,7 @@ def verify(
             if target == "cuda" and torch.cuda.memory_reserved() > 4 << 30:  # others may verify on the same GPU
                 torch.cuda.empty_cache()
             if progress is not None:
-                progress(number, len(chosen))
+                progress(number, len(cases))
     if not report.cases:
         raise KernelUnavailableError(report.left_out[0])
     return report
@@ -232,14 +228,14 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
     return read_json(spec.record) if spec.record is not None and spec.record.is_file() else {}
 
 
-def check_inputs(spec: KernelSpec, target: Target) -> None:
-    """Draw the quick grid of a back end that may not be here, on the CPU, and compute the reference, forward and backward.
+def check_inputs(spec: KernelSpec, cases: Sequence[Case]) -> None:
+    """Draw the inputs of cases on the CPU, and compute the reference, forward and backward.
 
     Raises:
         InputsError: it is not finite.
     """
     with _full_precision_products():
-        for case in spec.problems(target, "quick"):
+        for case in cases:
             generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
             inputs, visible, incoming = _draw(spec, case, generator, torch.device("cpu"))
             try:

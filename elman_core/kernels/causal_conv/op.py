@@ -27,7 +27,7 @@ from elman_core.registry.errors import ConfigError
 
 from . import native
 from .portable import reference
-from .spec import FAMILY, NAME, PROBLEMS, first_use
+from .spec import FAMILY, NAME, first_use
 
 
 def causal_conv(
@@ -86,7 +86,6 @@ class Kernel(dispatch.Compiled):
 
         return _operator.spec(
             causal_conv,
-            PROBLEMS,
             ("y", "window"),
             call=call,
             op=lambda backend, inputs, options: (_op, (*given(inputs, options), backend)),

@@ -6,13 +6,11 @@ Options of a case: bias; silu; packed: documents start inside its rows; sliced: 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from elman_core.kernels.family import Family, Row, Values, flags
-from elman_core.kernels.runtime import CPU_DTYPES
-from elman_core.kernels.spec import Case, Cell, Problems
+from elman_core.kernels.spec import Case, Cell
 
 NAME = "causal_conv"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -57,27 +55,3 @@ def first_use(dtype: torch.dtype, taps: int) -> list[Case]:
         _case((67, 9, 136, taps), dtype, masked=True, packed=True, bias=True),
         _case((131, 3, 37, taps), dtype, silu=True, bias=True),  # no row starts aligned
     ]
-
-
-PROBLEMS: dict[Any, Problems] = {
-    "cuda": Problems(
-        "TBCK", DTYPES,
-        named=(
-            "131x5x264x4 silu sliced, 67x9x136x4 masked packed bias, 131x3x37x4 silu bias, 1x3x512x4 silu bias, "
-            "1x70x40x4 masked, 300x5x520x4 strided silu, 18x5x64x2 bare bias, 64x3x64x7 masked packed silu"
-        ),
-        large="512x64x3072x4 silu, 512x64x3072x4 masked packed sliced, 4096x2x512x4 silu, 4096x2x512x4 masked packed sliced",
-        values={"T": (1, 15, 65, 131), "B": (2, 3, 9), "C": (37, 136, 264), "K": (2, 3, 4, 8, 12)},
-        words="masked strided bare packed sliced silu bias", count=24,
-    ),
-    "cpu": Problems(
-        "TBCK", CPU_DTYPES,
-        named=(
-            "131x5x264x4 silu sliced, 67x9x136x4 masked packed bias, 1x3x37x4 silu bias, 18x5x64x2 bare bias, "
-            "64x3x300x7 masked packed silu strided"
-        ),
-        large="2049x2x512x4 masked packed silu",
-        values={"T": (1, 2, 15, 65), "B": (2, 3), "C": (37, 264), "K": (2, 4, 12)},
-        words="masked strided bare packed sliced silu bias", count=12,
-    ),
-}  # fmt: skip

@@ -177,7 +177,7 @@ class Shared(Compiled):
         """What `elman verify` checks."""
         return KernelSpec(
             name=NAME,
-            cases=lambda _, grid: [spec.shared(kind, c) for kind, p in spec.PROBLEMS.items() for c in p.cases(grid)],
+            family=NAME,
             make_inputs=_draw_inputs,
             call=_call,
             states=(),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values
-from elman_core.kernels.spec import Case, Cell, Inputs, Problems
+from elman_core.kernels.spec import Case, Cell, Inputs
 
 from . import portable
 
@@ -26,7 +26,6 @@ EPS = 1e-5
 _MARGIN = 1e-4  # of a threshold and of a race: far beyond the errors of float32
 _FIRST_OUTPUTS = 256  # at its first use, a map with more outputs is verified on this many: blocks of 16 are alike
 _SEVERAL = (7, 16, 1, 33)
-_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,56 +106,6 @@ DRAW = Family(
     numbers=f"top_k {_NUMBERS}",
     reals="penalty temperature below",
 )
-
-PROBLEMS = {
-    "linear": Problems(
-        "BKN", NARROW,
-        named=(
-            "1x1536x3072 activated, 3x72x40 bias activated strided, 8x2600x17 bias, 13x64x24 strided, "
-            "30x1280x256 bias activated, 64x1096x1288 bias, 1x1536x1536 several, 33x72x40 several"
-        ),
-        large="8x14400x40 bias",  # rows that no block can hold
-        values={
-            "B": _ROWS,
-            "KN": (
-                (64, 32), (768, 768), (1000, 77), (1280, 1295), (1536, 3072), (2048, 2048), (4096, 1024), (8192, 264),
-            ),
-        },
-        words="bias activated strided several", count=68,
-    ),
-    "norm": Problems(
-        "BD", DTYPES,
-        named="1x1536 adds, 64x1281 adds strided, 5x8192",
-        values={"B": (3, 8, 63), "D": (1, 31, 255, 256, 257, 768, 1280, 2048, 4096)},
-        words="adds strided", count=18,
-    ),
-    "draw": Problems(
-        "BV", DTYPES,
-        named=(
-            "64x256, 64x256 penalised greedy, 64x256 top_k top_p, 64x256 penalised top_p, 256x256 top_k top_p each strided, "
-            "7x77 penalised top_p"
-        ),
-        values={"B": (5, 31, 128, 256), "V": (1, 2, 31, 33, 128, 255, 256)},
-        words="penalised greedy top_k top_p each strided", count=42,
-    ),
-}  # fmt: skip
-_TINY = "1x40x40 tied bias, 5x72x96 strided, 20x64x64 tied bias strided, 64x40x32 bias, 3x48x48 direct bias strided"
-STEP_PROBLEMS: dict[Any, Problems] = {
-    "host": Problems("BKN", NARROW, named=_TINY, values={"B": (2,), "KN": ((24, 16),)}, words="bias", count=2),
-    "cuda": Problems(
-        "BKN", NARROW,
-        named=(
-            f"{_TINY}, 1x1536x1536 tied bias, 1x1280x1280 bias, 3x1000x1008 bias, 8x768x768 tied bias, 13x1536x1536, "
-            "64x1280x1280 tied bias, 8x1280x1280 direct"
-        ),
-        large="8x7168x7168 tied bias",  # rows that no block can hold
-        values={
-            "B": _ROWS,
-            "KN": ((64, 64), (520, 520), (1536, 1536), (2048, 2048), (264, 1032), (1032, 1032)),
-        },
-        words="tied direct bias strided", count=68,
-    ),
-}  # fmt: skip
 
 
 def case(kind: str, sizes: tuple[int, ...], dtype: torch.dtype, **special: Any) -> Case:

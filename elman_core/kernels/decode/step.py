@@ -15,7 +15,7 @@ from elman_core.kernels.operators import Operator
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs
 
 from . import native
-from .spec import MOST_ROWS, NARROW, STEP, STEP_PROBLEMS, case, fewest_and_most, most_rows
+from .spec import MOST_ROWS, NARROW, STEP, case, fewest_and_most, most_rows
 
 MOST_EXTRAS = 4
 
@@ -53,7 +53,6 @@ class Step(Compiled):
 
         return self._operator.spec(
             self._kernel,
-            STEP_PROBLEMS,
             ("y", "h"),
             name=self.name,
             make_inputs=lambda case, generator: STEP.draw(drawn_as, case, generator),
@@ -64,7 +63,11 @@ class Step(Compiled):
             builds=lambda _target, _arch, _widths, dtypes: native.extensions(dtypes, cell),
             module=lambda _target, case: native.extension(case.dtype, cell),
             portable=("torch",),
-            emulated=tuple(STEP_PROBLEMS["host"].cases("quick")[:3]),
+            emulated=(
+                case("step", (1, 40, 40), NARROW[0], tied=True, bias=True),
+                case("step", (5, 72, 96), NARROW[0], strided=True),
+                case("step", (20, 64, 64), NARROW[0], tied=True, bias=True, strided=True),
+            ),
             differentiable=False,
         )
 

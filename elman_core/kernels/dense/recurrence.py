@@ -32,7 +32,7 @@ from elman_core.kernels.runtime import compute_dtype
 from elman_core.kernels.spec import Case, Inputs, KernelSpec, Outputs, first_steps
 
 from . import native, portable
-from .spec import BLOCK_EMULATED, BLOCK_PROBLEMS, EMULATED, PROBLEMS, DenseCell, family_of
+from .spec import BLOCK_EMULATED, EMULATED, DenseCell, family_of
 
 
 class Recurrence(Compiled):
@@ -92,7 +92,6 @@ class Recurrence(Compiled):
 
         return self.operator.spec(
             self._kernel,
-            BLOCK_PROBLEMS if cell.blocks else PROBLEMS,
             ("y", "h_T"),
             call=call,
             op=op,

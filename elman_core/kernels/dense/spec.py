@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values, flags
-from elman_core.kernels.runtime import CPU_DTYPES
-from elman_core.kernels.spec import Case, Cell, Inputs, Problems
+from elman_core.kernels.spec import Case, Cell, Inputs
 
 CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_HOST_DTYPES = (torch.float64, torch.float32)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,62 +86,6 @@ def family_of(cell: DenseCell) -> Family:
     return TIED if cell.bare is not None else BLOCKS if cell.blocks else FAMILY
 
 
-PROBLEMS: dict[Any, Problems] = {
-    "host": Problems(
-        "TBd", _HOST_DTYPES,
-        named=(
-            "1x2x4, 1x3x16, 7x3x5, 7x3x5 masked, 8x2x16 strided, 9x4x12 masked strided, 5x70x8, 6x2x64 bare, 33x2x96, "
-            "1001x1x8, 9x3x12 packed, 7x3x5 masked packed"
-        ),
-        # Odd and tiny widths test indices, which float64 shows exactly.
-        large="5x4x1, 21x3x200 strided, 16384x1x8",
-        values={"T": (1, 2, 13, 50), "B": (1, 5, 33), "d": (3, 7, 32, 48)},
-        count=24, wide=4,
-    ),
-    "cuda": Problems(
-        "TBd", CUDA_DTYPES,
-        named=(
-            "1x1x512, 17x3x64, 9x5x272 masked, 33x8x768 masked strided, 64x32x1024, 128x70x512 strided, 515x4x512 bare, "
-            "40x8x768 masked packed"
-        ),
-        large="12x512x512, 9x300x1280 masked, 4096x8x256, 65536x2x64",
-        values={
-            "T": (1, 7, 33, 40), "B": (2, 3, 32, 72),
-            "d": (16, 32, 64, 128, 208, 256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096),
-        },
-        count=120, compiled="d", modules=11,  # some in two ways, for a small batch and a large one
-    ),
-    "cpu": Problems(
-        "TBd", CPU_DTYPES,
-        named="1x3x48, 17x3x70 masked packed, 33x7x40 masked strided, 66x2x130 packed bare",
-        large="4096x2x64",
-        values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 320)},
-        count=20,
-    ),
-}  # fmt: skip
-BLOCK_PROBLEMS: dict[Any, Problems] = {
-    "host": Problems(
-        "TBdS", _HOST_DTYPES,
-        named="1x3x10x2, 7x3x15x3, 9x4x10x2 masked, 8x2x20x4 masked strided, 33x2x10x2 strided bare, 9x3x10x2 masked packed",
-        values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((12, 2), (32, 8))},
-        words="masked strided bare", count=6,
-    ),
-    "cuda": Problems(
-        "TBdS", CUDA_DTYPES,
-        named=(
-            "1x3x128x2, 7x3x192x3, 9x4x128x2 masked, 8x2x256x4 masked strided, 33x2x128x2 strided bare, "
-            "9x3x128x2 masked packed"
-        ),
-        values={"T": (1, 21, 40), "B": (2, 32, 70), "dS": ((4096, 8), (3072, 4), (2048, 2), (2048, 8))},
-        words="masked strided bare", count=12,
-    ),
-    "cpu": Problems(
-        "TBdS", CPU_DTYPES,
-        named="1x3x150x3, 18x7x150x3 masked packed, 33x2x160x4 strided bare",
-        values={"T": (1, 21, 40), "B": (2, 9), "dS": ((120, 2), (256, 8))},
-        count=6,
-    ),
-}  # fmt: skip
 # Two blocks that exchange the state in a cluster, with and without a mask and documents inside rows.
 EMULATED = (
     Case.of("TBd", (35, 3, 128), torch.bfloat16, masked=True, packed=True),

@@ -28,7 +28,7 @@ from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_ste
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable
-from .spec import EMULATED, FAMILY, PROBLEMS, ElementwiseCell
+from .spec import EMULATED, FAMILY, ElementwiseCell
 
 
 class ElementwiseKernel(Compiled):
@@ -106,7 +106,6 @@ class ElementwiseKernel(Compiled):
         """What `elman verify` checks."""
         return self._operator.spec(
             self,
-            PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
             extension=lambda target: native.extension(self.cell, target),
             module=lambda target, case: native.extension(self.cell, target, case.dtype),

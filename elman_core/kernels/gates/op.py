@@ -29,7 +29,7 @@ from elman_core.kernels.spec import Backend, Case, Inputs, KernelSpec, first_ste
 from elman_core.registry.errors import ConfigError
 
 from . import native, portable
-from .spec import EMULATED, EMULATED_HEADS, FAMILY, HEADS, PROBLEMS, GatesCell
+from .spec import EMULATED, EMULATED_HEADS, FAMILY, GatesCell
 
 _WIDTHS = (512, 768, 1024)  # for which `elman build` compiles
 
@@ -138,12 +138,9 @@ class GatesKernel(Compiled):
 
     def spec(self) -> KernelSpec:
         """What `elman verify` checks."""
-        problems = [PROBLEMS] if self.cell.inner is not None else [PROBLEMS, HEADS]
         return self._operator.spec(
             lambda *inputs, backend: self(*inputs[:-2], mask=inputs[-2], starts=inputs[-1], backend=backend),
-            PROBLEMS,
             ("y", *(f"{name}_T" for name in self.cell.states)),
-            cases=lambda target, grid: [case for each in problems for case in each[target].cases(grid, self.name)],
             extension=lambda target: native.extension(self.cell, target),
             module=lambda target, case: native.module_for(self.cell, target, case),
             builds=self._builds,

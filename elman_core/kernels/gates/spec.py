@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values, flags
-from elman_core.kernels.runtime import CPU_DTYPES
-from elman_core.kernels.spec import Case, Cell, Problems
+from elman_core.kernels.spec import Case, Cell
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,39 +61,6 @@ FAMILY = Family(
     derive=_derive,
 )  # fmt: skip
 
-PROBLEMS: dict[Any, Problems] = {
-    "host": Problems(
-        "TBd", (torch.float64, torch.float32),
-        named="1x2x4, 7x3x5 masked, 8x2x6 strided, 9x4x7 masked strided, 33x2x3 bare, 9x3x5 masked packed",
-        large="2048x1x8",
-        values={"T": (1, 2, 50), "B": (1, 5, 33), "d": (2, 3, 4)},
-        count=12, wide=8,
-    ),
-    "cuda": Problems(
-        "TBd", (torch.bfloat16, torch.float16),
-        named="1x3x64, 33x32x768 masked strided, 64x32x1024, 65x70x256 strided, 129x32x512 bare, 40x19x256 masked packed",
-        large="2048x8x256",
-        values={"T": (1, 21, 31, 40), "B": (2, 3, 32, 70), "d": (64, 128, 320, 512, 640, 768, 896, 1024)},
-        count=80, compiled="d", modules=9,  # some in two ways, for a small batch and a large one
-    ),
-    "cpu": Problems(
-        "TBd", CPU_DTYPES,
-        named="1x3x48, 17x3x70 masked packed, 33x7x40 masked strided, 66x2x130 packed bare",
-        large="2048x2x64",
-        values={"T": (1, 21, 40), "B": (1, 5, 13), "d": (37, 64, 129, 192)},
-        count=20,
-    ),
-}  # fmt: skip
-HEADS: dict[Any, Problems] = {
-    "host": Problems("TBHd", (torch.float64,), named="7x3x2x6 masked packed"),
-    "cuda": Problems(
-        "TBHd", (torch.bfloat16, torch.float16),
-        named="17x5x4x768 masked packed",
-        values={"T": (1, 40), "B": (70,), "Hd": ((2, 256), (4, 512), (4, 1024), (8, 1024), (2, 2048))},
-        count=20, compiled="Hd", modules=3,
-    ),
-    "cpu": Problems("TBHd", CPU_DTYPES, named="18x7x3x111 masked packed"),
-}  # fmt: skip
 EMULATED = (
     Case.of("TBd", (34, 3, 64), torch.bfloat16, masked=True, packed=True),
     Case.of("TBd", (3, 11, 64), torch.bfloat16),

@@ -27,7 +27,7 @@ from elman_core.kernels.spec import Backend, Case, Cell, Inputs, KernelSpec
 from elman_core.registry.errors import ConfigError
 
 from . import native
-from .spec import DTYPES, EMULATED, FAMILY, PROBLEMS, case
+from .spec import DTYPES, EMULATED, FAMILY, case
 
 
 class RowsKernel(Compiled):
@@ -93,7 +93,6 @@ class RowsKernel(Compiled):
         """What `elman verify` checks."""
         return self._operator.spec(
             self,
-            PROBLEMS,
             ("o", "S"),
             extension=lambda target: native.extension(self.name, torch.bfloat16, 16, 16, target),
             builds=lambda target, _arch, rows, dtypes: [

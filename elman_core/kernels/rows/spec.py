@@ -7,14 +7,12 @@ documents start in its rows; shared: one head of q and k.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from elman_core.kernels.family import Family, Row, Values, flags
-from elman_core.kernels.runtime import CPU_DTYPES
-from elman_core.kernels.spec import Case, Cell, Problems
+from elman_core.kernels.spec import Case, Cell
 
 DTYPES = (torch.bfloat16, torch.float16)
 _SEGMENT = 16  # steps between saved states, and rows of a share of dw, as in rows.cuh
@@ -53,30 +51,4 @@ FAMILY = Family(
     derive=_derive,
 )  # fmt: skip
 
-PROBLEMS: dict[Any, Problems] = {
-    "cuda": Problems(
-        "BTHKV", DTYPES,
-        named=(
-            "2x37x3x16x16, 2x49x3x16x16 masked packed, 2x37x3x64x16, 2x49x3x64x16 masked packed, 2x37x3x32x32, "
-            "2x49x3x32x32 masked packed, 3x1x2x16x16, 2x33x5x64x16 shared, 2x40x2x16x32 strided, 2x48x2x32x16 bare, "
-            "1x2049x4x16x16"
-        ),
-        large="4x512x370x16x16, 1x16384x2x64x16 shared",
-        values={
-            "B": (2, 3), "T": (1, 2, 15, 16, 17, 31, 63), "H": (3, 7),
-            "KV": ((16, 16), (32, 16), (48, 16), (64, 16), (16, 32), (32, 32)),
-        },
-        words="masked strided bare packed shared", count=42,
-    ),
-    "cpu": Problems(
-        "BTHKV", CPU_DTYPES,
-        named=(
-            "2x37x3x16x16, 2x49x3x16x16 masked packed, 1x33x2x64x24 shared, 3x1x2x5x7, 2x40x2x16x32 strided bare, "
-            "2x34x2x8x40 masked packed"
-        ),
-        large="1x2049x4x16x16",
-        values={"B": (2, 3), "T": (1, 15, 16, 17, 63), "H": (3, 7), "KV": ((16, 16), (64, 16), (5, 7), (16, 32))},
-        words="masked strided bare packed shared", count=20,
-    ),
-}  # fmt: skip
 EMULATED = (case((2, 20, 3, 16, 16), torch.bfloat16, masked=True, packed=True),)

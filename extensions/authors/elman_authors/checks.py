@@ -160,8 +160,16 @@ def _private(tree: ast.Module, modules: Sequence[str]) -> Iterator[tuple[str, st
 
 def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
     """(what, what is wrong or "", None if not checked) of what a GPU would run, as far as this machine can tell."""
-    from elman_core.extension import KernelError, build_kernel, check_inputs, failures, find_host_compiler, find_nvcc
-    from elman_core.extension import verify_kernel as verify
+    from elman_authors import grids
+    from elman_core.extension import (
+        KernelError,
+        build_kernel,
+        check_inputs,
+        failures,
+        find_host_compiler,
+        find_nvcc,
+        verify_kernel,
+    )
 
     def error_of(call: Callable[[], Any]) -> str:
         try:
@@ -171,11 +179,11 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
         return ""
 
     def emulate(spec: Any) -> None:
-        report = verify(spec, "emulated", opcheck=False)
+        report = grids.verify(spec, "emulated", opcheck=False)
         if not report.passed:
-            wrong, some = next(iter(failures(report))), spec.problems("host", "quick")[:3]
+            wrong = next(iter(failures(report)))
             if "host" in spec.targets:
-                on_cpu = verify(spec, "host", cases=some, opcheck=False)
+                on_cpu = verify_kernel(spec, "host", grids.cases(spec, "host")[:3], opcheck=False)
                 where = _for_gpus_alone(spec.extension("cuda").header)
                 right = f"; its build for the CPU is right, so look at {where}"
                 wrong += right if on_cpu.passed else f"; its build for the CPU: {next(iter(failures(on_cpu)))}"
@@ -184,7 +192,8 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
     no_host, no_nvcc = error_of(find_host_compiler), error_of(find_nvcc)
     for spec in specs:
         if "cuda" in spec.targets:
-            yield f"{spec.name} is finite on the inputs of a GPU's grid", error_of(partial(check_inputs, spec, "cuda"))
+            finite = partial(check_inputs, spec, grids.cases(spec, "cuda"))
+            yield f"{spec.name} is finite on the inputs of a GPU's grid", error_of(finite)
         if why := no_host or ("" if spec.emulated else "its KernelSpec has no cases for one"):
             yield f"{spec.name} on an emulated GPU: not checked: {why}", None
         else:

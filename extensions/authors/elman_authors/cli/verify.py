@@ -40,7 +40,8 @@ def verify(
     """Compare kernels with float64. Every output and every gradient; exits with 5 if one is wrong."""
     import torch
 
-    from elman_core.extension import make_stamp, save_stamp, verify_kernel
+    from elman_authors import grids
+    from elman_core.extension import make_stamp, save_stamp
 
     if not names and not all_:
         raise ConfigError("name a variant, or type `elman verify --all`")
@@ -52,13 +53,13 @@ def verify(
     for spec in chosen_kernels(names or [], None if backend == "auto" else backend):
         targets = _targets(spec, here) if backend == "auto" else [backend]
         if "cuda" in spec.targets and here == "host":
-            types = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in spec.cases("cuda", grid))
+            types = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in grids.cases(spec, "cuda", grid))
             unchecked.append(f"{spec.name}: cuda: not checked, no GPU here ({', '.join(types)})")
         pairs += [(spec, target) for target in targets]
     with_cases = [pair for pair in pairs if has_case(*pair, grid, dtypes)]
     for spec, target in with_cases or pairs:  # where none has such a case, `verify` says so
         progress = None if json_ else _progress(spec.name)
-        report = verify_kernel(spec, target, grid, dtypes, progress=progress, recorded=not record)
+        report = grids.verify(spec, target, grid, dtypes, progress=progress, recorded=not record)
         reports.append(report)
         if not json_:
             _print(report)
@@ -103,7 +104,9 @@ def _targets(spec: KernelSpec, here: Literal["host", "cuda"]) -> list[str]:
 
 def has_case(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtypes: list[Any]) -> bool:
     """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
-    return not dtypes or any(case.dtype in dtypes for case in spec.problems(target, grid))
+    from elman_authors import grids
+
+    return not dtypes or any(case.dtype in dtypes for case in grids.problems(spec, target, grid))
 
 
 def _progress(name: str) -> Any:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from elman_authors import grids
 from elman_core import Variant, list_variants
 from elman_core.extension import (
     Case,
@@ -78,8 +79,8 @@ class KernelContract(Guarded):
             super().pytest_generate_tests(metafunc)  # type: ignore[misc]
         wanted: dict[str, Callable[[KernelSpec], Iterable[Any]]] = {
             "on_host": lambda spec: _on_host(spec, self.specs()),
-            "on_cpu": lambda spec: spec.cases("cpu", "quick")[1:2] if "cpu" in spec.targets else (),
-            "on_cuda": lambda spec: spec.cases("cuda", "quick") if "cuda" in spec.targets else (),
+            "on_cpu": lambda spec: grids.cases(spec, "cpu")[1:2] if "cpu" in spec.targets else (),
+            "on_cuda": lambda spec: grids.cases(spec, "cuda") if "cuda" in spec.targets else (),
             "portable": lambda spec: spec.portable,
             "refused": lambda spec: _inputs(spec)[1] if "host" in spec.targets else (),
             "kernel": lambda spec: ("",) if "host" in spec.targets else (),
@@ -100,7 +101,7 @@ class KernelContract(Guarded):
 
     def test_portable_backend_equals_the_float64_reference(self, portable: tuple[KernelSpec, str]) -> None:
         spec, backend = portable
-        _assert_passes(spec, backend, list(spec.cases("host", "quick")))
+        _assert_passes(spec, backend, list(grids.cases(spec, "host")))
 
     @pytest.mark.gpu
     def test_cuda_kernel_equals_the_float64_reference(
@@ -114,7 +115,7 @@ class KernelContract(Guarded):
         """Schema, fake tensors, autograd registration, and tracing by `torch.compile`'s front end."""
         need_host_compiler()
         spec, _ = kernel
-        smallest = sorted(spec.cases("host", "quick"), key=lambda c: sum(c.sizes.values()))
+        smallest = sorted(grids.cases(spec, "host"), key=lambda c: sum(c.sizes.values()))
         _assert_passes(spec, "host", [next(c for c in smallest if c.masked)], opcheck=True)
         whole = next(c for c in smallest if not c.masked)
         for backend in spec.portable:
@@ -137,7 +138,7 @@ class KernelContract(Guarded):
             assert path.resolve() in held, f"{path.relative_to(folder)} is in no kernel that Variant(kernels=…) names"
 
     def test_float64_and_every_special_case_is_in_the_quick_grid(self, kernel: tuple[KernelSpec, str]) -> None:
-        cases = kernel[0].cases("host", "quick")
+        cases = grids.cases(kernel[0], "host")
         assert torch.float64 in {c.dtype for c in cases}
         for special in ("masked", "strided", "bare"):
             assert any(getattr(c, special) for c in cases), special
@@ -163,7 +164,7 @@ def _on_host(spec: KernelSpec, specs: Sequence[KernelSpec]) -> Sequence[Case]:
         return ()
     skeletons = [each.extension("host").binding for each in specs[: specs.index(spec) + 1] if "host" in each.targets]
     before = skeletons.count(skeletons[-1]) - 1
-    return spec.cases("host", "quick")[before % 2 :: 2 if before else 1]
+    return grids.cases(spec, "host")[before % 2 :: 2 if before else 1]
 
 
 def _package(variant: Variant) -> str:
@@ -188,6 +189,6 @@ def _assert_refused(spec: KernelSpec, name: str, inputs: Inputs, case: Case) -> 
 
 def _inputs(spec: KernelSpec) -> tuple[Case, dict[str, Tensor | None]]:
     """A small case of the kernel, and its inputs, the mask among them."""
-    cases = sorted(spec.cases("host", "quick"), key=lambda c: sum(c.sizes.values()))
+    cases = sorted(grids.cases(spec, "host"), key=lambda c: sum(c.sizes.values()))
     case = next(c for c in cases if c.masked and c.dtype == torch.float32)
     return case, {k: x for k, x in spec.make_inputs(case, torch.Generator().manual_seed(0)).items() if x is not None}
