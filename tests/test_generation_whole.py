@@ -111,9 +111,12 @@ def test_the_loop_writes_the_same_bytes_with_a_program(monkeypatch):
     assert stopped == text[: text.index(text[40])]
     made = whole._known[model][1]
     assert made is not None
-    with torch.no_grad():
-        model.model.norm.weight.mul_(1.5)
-    assert whole.made(model, blocks=2) is not made, "of other weights"
+    assert whole.made(model, blocks=2) is made
+    model.model.norm.weight.data.mul_(1.5)
+    other = whole.made(model, blocks=2)
+    assert other is not made, "of other weights"
+    model.model.norm.adapted = False  # as adapters say that they are off
+    assert whole.made(model, blocks=2) is not other
 
 
 def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):

@@ -20,6 +20,7 @@ from elman_core.nn import scaled_once
 from elman_core.registry import State
 
 log = logging.getLogger("elman_core")
+_OF_USE = {"_held", "_holders", "_started"}  # what a `ComputedWeight` knows of its uses
 _known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, RowsProgram, list[list[str]]]] = WeakKeyDictionary()
 
 
@@ -34,7 +35,7 @@ class BatchedStep:
     """
 
     def __init__(self, model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> None:
-        key = _fingerprint(model)
+        key = fingerprint(model)
         with torch.inference_mode(), scaled_once(model):
             if model not in _known or _known[model][0] != key:
                 (two, names), (three, _) = (_recorded(model, recorder, rows) for rows in (2, 3))
@@ -59,15 +60,14 @@ def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> 
         return None
 
 
-def _fingerprint(model: LadderForCausalLM) -> Any:
+def fingerprint(model: LadderForCausalLM) -> Any:
     """The bits of all weights, as a write to `.data` leaves no other trace, and what modules say of themselves, such as which
     adapters are on."""
     weights = [
-        (x.data_ptr(), x.dtype, zlib.crc32(x.detach().reshape(-1).view(torch.uint8).numpy().data))
+        (x.data_ptr(), x.dtype, zlib.crc32(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().data))
         for x in (*model.parameters(), *model.buffers())
     ]
-    # `_held`: of a `ComputedWeight`, while it is computed once.
-    said = [{name: x for name, x in vars(m).items() if name != "_held"} for m in model.modules()]
+    said = [{name: x for name, x in vars(m).items() if name not in _OF_USE} for m in model.modules()]
     return weights, json.dumps(said, default=lambda x: str(type(x)), skipkeys=True)
 
 

@@ -31,6 +31,8 @@ from elman_core.model import LadderCache, LadderForCausalLM
 from elman_core.model.step_graph import is_watched
 from elman_core.registry import KernelError
 
+from .step import fingerprint
+
 log = logging.getLogger("elman_core")
 
 PAYS = 8192
@@ -69,15 +71,14 @@ def is_quicker(model: LadderForCausalLM) -> bool:
 
 def made(model: LadderForCausalLM, wait: bool = True, **how: Any) -> Program | None:
     """`program_for` a model anywhere. wait: until it is compiled. how: of `Program` and of `write`, for tests."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    key = [(name, x.data_ptr(), -1 if x.is_inference() else x._version) for name, x in tensors]
     if mode() == "off":
         return None
+    key = fingerprint(model)
     known, found = _known.get(model, (None, None))
     if known != key or (isinstance(found, threading.Thread) and (wait or not found.is_alive())):
         found = None
         try:
-            found = _make(model, dict(tensors), wait, **how)
+            found = _make(model, wait, **how)
         except (UnknownError, NotImplementedError) as unknown:  # the latter from a mixer that names a kernel
             _say(f"it has {unknown}")
         except KernelError as error:
@@ -92,11 +93,9 @@ def _say(why: str) -> None:
     log.warning("elman: this model is decoded step by step, not by one launch: %s", why)
 
 
-def _make(
-    model: LadderForCausalLM, tensors: Mapping[str, Tensor], wait: bool, blocks: int | None = None, **limits: int
-) -> Program | threading.Thread:
+def _make(model: LadderForCausalLM, wait: bool, blocks: int | None = None, **limits: int) -> Program | threading.Thread:
     """The program, or what compiles it."""
-    like = model.model.embed_tokens.weight
+    like, tensors = model.model.embed_tokens.weight, {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shared = 227 << 10
     if like.is_cuda:
         found: Any = torch.cuda.get_device_properties(like.device)
