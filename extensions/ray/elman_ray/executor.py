@@ -25,7 +25,7 @@ from elman_bench.jobs.gpus import choose, monitor
 from elman_bench.jobs.job import LOST, PYTHON, Attempt, Ending, Job, Slot
 from elman_bench.jobs.local import LocalExecutor
 from elman_bench.jobs.locks import is_locked
-from elman_bench.jobs.slots import CpuSlots, GpuSlots, cores, threads
+from elman_bench.jobs.slots import THREADS, CpuSlots, GpuSlots, cores
 
 from elman_core.extension import ConfigError, ElmanError, packages, storage_errors
 
@@ -69,13 +69,13 @@ class RayNode:
         if driver is None or not found:
             self.executor = LocalExecutor(CpuSlots(1), child=tether)
             name = f"gpu {visible} of {host}" if gpus else f"cpu of {host}"
-            return Slot(name, host, (), {"CUDA_VISIBLE_DEVICES": visible, **threads(1)})
+            return Slot(name, host, (), {"CUDA_VISIBLE_DEVICES": visible, **_threads(1)})
         slots = GpuSlots(choose(found, "auto", "", visible), driver)
         self.executor = LocalExecutor(slots, driver, tether)
         place = slots.take(gpus, who)
         if place is None:
             return f"{host}: {self.executor.why}"
-        environment = {**place.env, **threads(max(1, cores() // len(found)))}
+        environment = {**place.env, **_threads(max(1, cores() // len(found)))}
         return dataclasses.replace(place, name=f"{place.name} of {host}", env=environment)
 
     def start(
@@ -202,6 +202,7 @@ class RayExecutor:
         attempt.gpu_uuid = ",".join(slot.gpus) or None
         attempt.log = str(job.attempt_log(number))
         ours = {k: v for k, v in os.environ.items() if k.startswith("ELMAN_") and k not in _OF_THE_NODE}
+        ours |= {k: v for k in THREADS if (v := os.environ.get(k) or os.environ.get("OMP_NUM_THREADS"))}
         far = dataclasses.replace(job, env={**ours, **job.env}, prepare=None)  # a function need not travel
         actor = self._held[id(slot)].actor
         return _Running(actor, slot.host, actor.start.remote(far, slot, command, number, sys.executable))
@@ -306,6 +307,11 @@ def connect(address: str | None = None) -> Any:
     private: Any = importlib.import_module("ray._private.worker")
     private._worker_logs_enabled = False
     return ray
+
+
+def _threads(count: int) -> dict[str, str]:
+    """Not `slots.threads`: in an actor without a CPU Ray sets OMP_NUM_THREADS to 1. What the user has set is the driver's."""
+    return dict.fromkeys(THREADS, str(count))
 
 
 def software() -> dict[str, str]:

@@ -17,10 +17,12 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from elman_bench.jobs.job import Job, Slot
+from elman_bench.jobs.job import Attempt, Job, Slot
 from elman_bench.jobs.scheduler import Scheduler
+from elman_bench.jobs.slots import THREADS
 from elman_ray import executor as on_ray
 from elman_ray.executor import RayExecutor, RayNode, connect, software
+from fake_gpus import FakeMonitor
 from scheduler_helpers import Recorder, schedule, shell_job, state
 from train_helpers import wait_for
 
@@ -199,6 +201,30 @@ def test_a_node_that_does_not_see_the_folders_is_one_line(tmp_path: Path, monkey
     place = RayNode().take(0, "a test", str(tmp_path), str(token), software())
     assert isinstance(place, Slot)
     assert place.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_job_on_a_gpu_has_its_share_of_the_cores_or_as_many_threads_as_the_driver_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())
+    driver = FakeMonitor.make(tmp_path / "gpus", 2)
+    monkeypatch.setattr(on_ray, "monitor", lambda: driver)
+    monkeypatch.setattr(on_ray, "cores", lambda: 8)
+    monkeypatch.setenv("ELMAN_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray does for an actor without a CPU
+    node = RayNode()
+    place = node.take(1, "a test", str(tmp_path), str(tmp_path), software())
+    assert isinstance(place, Slot)
+    assert {place.env[name] for name in THREADS} == {"4"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the user does, where the driver runs
+    monkeypatch.setattr(on_ray, "connect", Mock())
+    executor, actor = RayExecutor(gpus=True), Mock()
+    executor._held[id(place)] = Mock(actor=actor)
+    executor.start(shell_job(tmp_path, "b", "true"), place, ("true",), Attempt(), 1)
+    assert {actor.start.remote.call_args.args[0].env[name] for name in THREADS} == {"3"}
+    assert node.executor is not None
+    node.executor.close()
 
 
 def test_a_busy_gpu_is_kept_and_another_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
