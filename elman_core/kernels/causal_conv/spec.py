@@ -1,4 +1,4 @@
-"""The tensors of the causal convolution, and the problems on which it is verified. T time, B batch, C channels, K taps.
+"""The tensors of the causal convolution, and the problems of a first use. T time, B batch, C channels, K taps.
 
 Options of a case: bias; silu; packed: documents start inside its rows; sliced: x is a slice of a wider tensor (B, T, C).
 """

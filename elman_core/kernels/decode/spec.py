@@ -1,4 +1,4 @@
-"""The tensors of the kernels of decoding, and the problems on which they are verified: outputs only, as nothing has a gradient.
+"""The tensors of the kernels of decoding, and the problems of a first use: outputs only, as nothing has a gradient.
 
 Shapes: B rows, K inputs, N outputs, D width of a norm, V classes.
 """

@@ -1,4 +1,4 @@
-"""A dense cell, the tensors of its family, and the problems on which its kernels are verified.
+"""A dense cell, the tensors of its family, and its problems for an emulated GPU.
 
 T time, B batch, d width, U = T + 1. W is (d, d), or has S blocks (n, n) on its diagonal, n = d / S. With tied weights, the
 input is the x of u = W silu(x) + b.

@@ -1,4 +1,4 @@
-"""An elementwise cell, the tensors of its family, and the problems on which its kernels are verified. T time, B batch, d width.
+"""An elementwise cell, the tensors of its family, and its problems for an emulated GPU. T time, B batch, d width.
 
 The option `packed` of a case: documents start inside its rows.
 """

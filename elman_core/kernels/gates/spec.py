@@ -1,4 +1,4 @@
-"""A gated cell, the tensors of its family, and the problems on which its kernels are verified.
+"""A gated cell, the tensors of its family, and its problems for an emulated GPU.
 
 T time, B batch, d width, H heads, c = d / H, G = k d, S states.
 """

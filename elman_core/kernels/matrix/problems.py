@@ -1,4 +1,4 @@
-"""The problems on which matrix-state kernels are verified. B batch, T time, H heads, N rows (keys), V columns (values)."""
+"""How matrix-state kernels are called and compared. B batch, T time, H heads, N rows (keys), V columns (values)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of row recurrences, and the problems on which their kernels are verified.
+"""The tensors of row recurrences, and their problems for an emulated GPU.
 
 Shapes: B batch, T time, H heads, G = H or 1 heads of q and k, K rows (keys), V columns (values). Options of a case: packed:
 documents start in its rows; shared: one head of q and k.
