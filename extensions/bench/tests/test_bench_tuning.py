@@ -240,6 +240,9 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     metrics = read_metrics(new)
     assert (metrics.broken, list(metrics.columns["step"][-2:])) == (0, [247, 250])
     assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
+    kept["runs"][final]["state"]["later"] = "a field of a later version"
+    Path("kept.json").write_text(json.dumps({"format": 1, "runs": kept["runs"]}))
+    assert statuses("later", "--seconds", "0") == (0, ["ok"] * 3)
     outside = [
         {"../../outside": kept["runs"][final]},
         {final: {**kept["runs"][final], "logs": {"../../../outside": []}}},

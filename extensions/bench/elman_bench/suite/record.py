@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elman_bench.jobs.job import ID, State, write_state
+from elman_bench.jobs.job import ID, State
 from elman_bench.results.runs import MANIFEST
 from elman_core.extension import (
     METRICS,
@@ -65,7 +65,8 @@ class Record:
                 for name, texts in {**kept["logs"], METRICS: metrics}.items():
                     write_text(run / name, "".join(f"{text}\n" for text in texts))
                 write_json(run / MANIFEST, manifest)
-            write_state(state, State(**kept["state"]))
+            state.parent.mkdir(parents=True, exist_ok=True)
+            write_json(state, kept["state"])
             jobs[id] = kept["job"]
         write_json(self.folder / SUITE, {**suite, "jobs": list(jobs.values())})
 
