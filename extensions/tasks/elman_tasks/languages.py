@@ -76,6 +76,12 @@ def _group(elements: list[Any], product: Callable[[Any, Any], Any], shown: list[
     return Automaton(tuple(map(str, shown)), names, 0, lambda s, x: table[s][x], lambda s: s)
 
 
+def _shown(generators: int, few: list[Any], elements: list[Any]) -> list[Any]:
+    if generators not in (0, len(few)):
+        raise ConfigError(f"generators is {len(few)} for a generating set, or 0 for all elements")
+    return few if generators else elements
+
+
 def _permutations(things: int, generators: int, first: list[tuple[int, ...]], even: bool = False) -> Automaton:
     """Products of permutations; each new one is applied after those before it. `first`: the generators, if they are few."""
 
@@ -83,9 +89,7 @@ def _permutations(things: int, generators: int, first: list[tuple[int, ...]], ev
         return sum(p[i] > p[j] for i, j in itertools.combinations(range(things), 2)) % 2
 
     elements = [p for p in itertools.permutations(range(things)) if not (even and sign(p))]
-    if generators not in (0, len(first)):
-        raise ConfigError(f"generators is {len(first)} for a generating set, or 0 for all elements")
-    return _group(elements, lambda a, b: tuple(b[i] for i in a), first if generators else elements)
+    return _group(elements, lambda a, b: tuple(b[i] for i in a), _shown(generators, first, elements))
 
 
 @task("s3", train=(128, 128), tests=LONG)
@@ -109,7 +113,7 @@ def s5(generators: int = 0) -> Automaton:
 @task("z60", train=(40, 40))
 def z60(generators: int = 0) -> Automaton:
     """Numbers modulo 60; the sum so far. generators=2: only 0 and 1 are shown."""
-    return _group(list(range(60)), lambda a, b: (a + b) % 60, [0, 1] if generators else list(range(60)))
+    return _group(list(range(60)), lambda a, b: (a + b) % 60, _shown(generators, [0, 1], list(range(60))))
 
 
 def _dyck(kinds: int, depth: int, answers: Iterable[str], answer: Callable[[Any], int]) -> Automaton:

@@ -145,6 +145,8 @@ class Task:
     def require_sequences(self) -> None:
         """Draw some of each length. Raises `ConfigError` if there are none, or nothing is asked in them."""
         try:
+            if self.train[0] != self.train[1] and not isinstance(self._made(self.longest), Automaton):
+                raise ConfigError(f"task {self.name} trains on sequences of one length: train={self.longest}")
             drawn = [self.test(length, max(1, min(TRIED, LONGEST // length))) for length in (self.longest, *self.tests)]
         except ConfigError:
             raise

@@ -217,6 +217,9 @@ def test_a_wrong_spec_is_one_line_that_says_what_is_right():
         ("mqar:pairs=99", "do not fit"),
         ("parity:train=9-3", "SHORTEST-LONGEST"),
         ("mqar:pairs=16,tests=64+32", "16 pairs do not fit into 32 inputs"),  # not after the training
+        ("mqar:train=10-64", "trains on sequences of one length: train=64"),
+        ("z60:generators=5", "generators is 2"),
+        ("s3:generators=5", "generators is 2"),
         ("anbncn:tests=40+1", "asks nothing in sequences of 1 inputs"),
         ("s5:tests=40+100000000", "lengths are from 1 to 1,048,576"),
         ("cycle_navigation:places=0", "no sequences with these options"),
