@@ -21,7 +21,7 @@ from elman_core.registry import StorageError
 from elman_core.storage import open_regular, read_line
 
 METRICS = "metrics.jsonl"
-COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen")
+COLUMNS = ("step", "loss", "lr", "grad_norm", "tok_s", "memory", "seconds", "bytes_seen", "counted")
 WINDOW = 100
 """Number of optimizer steps over which losses are averaged."""
 TAIL = 1 << 14  # bytes at the end of the file; a line has some hundred
@@ -62,13 +62,15 @@ class Metrics:
         return int(steps[end - 1]) if 0 < end < len(self) and steps[end] == steps[end - 1] + 1 else 0
 
     def mean_loss(self, step: int | None = None) -> float | None:
-        """Mean loss of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if one is missing."""
+        """Mean loss over the targets of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if a
+        step is missing, or no target counts."""
         steps = self.columns["step"]
         last = step if step is not None else int(steps[-1]) if steps else 0
         count, end = min(WINDOW, last), bisect.bisect_right(steps, last)
-        losses = self.columns["loss"][max(0, end - count) : end]
+        losses, shares = (self.columns[name][max(0, end - count) : end] for name in ("loss", "counted"))
         whole = 0 < count == len(losses) and steps[end - count] == last - count + 1
-        return statistics.fmean(losses) if whole and all(map(math.isfinite, losses)) else None
+        whole = whole and all(map(math.isfinite, (*losses, *shares))) and any(shares)
+        return statistics.fmean(losses, shares) if whole else None
 
     def summary(self) -> dict[str, Any]:
         """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory,
@@ -113,7 +115,7 @@ def read_metrics(run: Path, id: str = "") -> Metrics:
             evaluations.append(line)
         elif line["kind"] == "step":  # other kinds come from plugins or later versions
             for name, column in columns.items():
-                column.append(_number(line.get(name)))
+                column.append(_number(line.get(name, 1 if name == "counted" else None)))
     for steps in (columns["step"], [line["step"] for line in evaluations]):
         broken += sum(a >= b for a, b in itertools.pairwise(steps))
     evaluations = [evaluations[i] for i in _order([line["step"] for line in evaluations])]
@@ -177,6 +179,7 @@ def progress(run: Path, id: str | None = None) -> Progress | None:
     scored = [line["bits_per_byte"] for line in lines if line["kind"] == "evaluation" and "bits_per_byte" in line]
     if not steps:
         return None
-    last, losses = steps[-1], [_number(line.get("loss")) for line in steps[-20:]]
+    last, losses = steps[-1], [_number(line.get("loss")) for line in steps[-20:] if line.get("counted", 1)]
     speed, seconds = _number(last.get("tok_s")), _number(last.get("seconds"))
-    return Progress(last["step"], sum(losses) / len(losses), speed, seconds, scored[-1] if scored else None)
+    loss = statistics.fmean(losses) if losses else math.nan
+    return Progress(last["step"], loss, speed, seconds, scored[-1] if scored else None)

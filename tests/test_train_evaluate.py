@@ -11,6 +11,7 @@ from train_helpers import checkpoint, metrics, settings, write_packed, write_tex
 
 from elman_core.cli import main
 from elman_core.data import Batch, ByteFile, Heldout, heldout_offsets, heldout_windows, open_file, split
+from elman_core.metrics import progress
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import ConfigError, DataError, Mixer
 from elman_core.training.evaluate import on_everything, on_windows
@@ -88,6 +89,23 @@ def test_what_has_no_target_is_refused_before_a_training_or_a_figure(model, text
     ):
         with pytest.raises(DataError, match="no target counts"):
             score()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_of_a_training_is_the_mean_over_the_targets_that_count_in_its_steps(tmp_path, accumulate):
+    packed = write_packed(tmp_path / "masked", np.full(50_000, 97, np.uint8), np.arange(50_000) % 199 < 3)
+    how = "train.steps=20", "train.batch_size=4", f"train.accumulate={accumulate}", "data.heldout=0"
+    trainer = start(settings(packed, *how), tmp_path / "run", quiet=True)
+    batches = [trainer.windows.batch(step) for step in range(20)]
+    targets = [int(batch.counts.sum()) for batch in batches]
+    assert min(targets) == 0 < max(targets)
+    trainer.fit()
+    lines = [line for line in metrics(tmp_path / "run") if line["kind"] == "step"]
+    assert [line["counted"] for line in lines] == [n / batches[0].counts.size for n in targets]
+    result = json.loads((tmp_path / "run/manifest.json").read_text())["result"]
+    expected = np.average([line["loss"] for line in lines], weights=targets)
+    assert result["loss_last_100_steps"] == pytest.approx(expected)
+    assert progress(tmp_path / "run").loss > 1
 
 
 def test_each_batch_of_a_long_evaluation_is_progress_for_the_watch_over_ranks(text, tmp_path, monkeypatch):

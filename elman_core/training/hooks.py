@@ -27,6 +27,7 @@ RESERVED = (
     "lr",
     "grad_norm",
     "fill",
+    "counted",
     "tok_s",
     "memory",
     "seconds",

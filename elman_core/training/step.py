@@ -84,8 +84,9 @@ class Done:
     """The result of a step.
 
     Attributes:
-        values: loss (nats per byte), norm of the gradient before clipping, then what `names` says: terms of the loss, and
-            `fill`, the share of the rows that is no filling; on their way to the host.
+        values: loss (nats per byte), norm of the gradient before clipping, then what `names` says: terms of the loss,
+            `counted`, the share of the targets that count, and `fill`, the share of the rows that is no filling; on their way
+            to the host.
         carry: the states for the next step, if states are carried.
     """
 
@@ -239,6 +240,8 @@ class TrainStep:
                 for name, value in added.items():
                     terms[name] = terms.get(name, 0) + value.detach() / share
                 carry.append(mapped(Tensor.detach, outputs.states))
+        if windows.counts is not None:
+            terms["counted"] = windows.counts.mean(dtype=torch.float32)
         if windows.filled is not None:
             terms["fill"] = windows.filled.mean(dtype=torch.float32) / windows.tokens.shape[1]
         return torch.stack([total, *terms.values()]), tuple(terms), _join_rows(carry) if self.carries else None

@@ -176,6 +176,21 @@ def test_a_difference_that_still_changes_is_said(tmp_path):
     assert pair(tmp_path / "steady", level=1.45).pairs[0].drift is None
 
 
+def test_steps_without_a_target_that_counts_are_left_out(tmp_path):
+    wanted = pair(tmp_path, level=1.45).pairs[0]
+    for name in ("a", "b"):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        empty = [
+            line | {"loss": 0.0, "counted": 0.0} if line["step"] in (650, 700) and "lr" in line else line
+            for line in lines
+        ]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in empty))
+    (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "b"]))
+    assert found.pairs[0].loss.mean == pytest.approx(wanted.loss.mean, rel=0.02)
+    assert found.pairs[0].steps == (599, 800)
+    assert found.pairs[0].loss.count == 200
+
+
 def test_too_few_steps_say_nothing(tmp_path):
     found = pair(tmp_path, status="crashed", steps=6)
     assert found.decisive is None

@@ -163,7 +163,9 @@ def _by_seed(contender: Contender) -> dict[int | None, Run]:
 
 
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
-    a, b = (dict(zip(r.metrics.columns["step"], bits(r), strict=True)) for r in (one, two))
+    a, b = (
+        {s: v for s, v in zip(r.metrics.columns["step"], bits(r), strict=True) if not math.isnan(v)} for r in (one, two)
+    )
     common = [int(step) for step in sorted(a.keys() & b.keys())]
     count = last or max(math.ceil(SHARE * len(common)), min(LEAST, math.ceil(len(common) / 2)))
     steps = common[-count:]

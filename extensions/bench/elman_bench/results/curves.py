@@ -30,8 +30,14 @@ class Curve:
 
 
 def bits(run: Run) -> Series:
-    """The training loss of each step in bits per byte; of tokens, by the bytes for which they stand on average."""
-    return np.array(run.metrics.columns["loss"]) / math.log(2) / float(run.manifest.get("bytes_per_token") or 1)
+    """The training loss of each step in bits per byte; of tokens, by the bytes for which they stand on average. Nan for a step
+    in which no target counts."""
+    columns = run.metrics.columns
+    return (
+        np.where(np.array(columns["counted"]) == 0, math.nan, columns["loss"])
+        / math.log(2)
+        / float(run.manifest.get("bytes_per_token") or 1)
+    )
 
 
 def curve(run: Run) -> Curve:
