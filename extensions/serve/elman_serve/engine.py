@@ -289,7 +289,7 @@ class Engine(threading.Thread):
                 scores += [] if scores else [Score(piece[0], None, [])]
                 for token, logprobs_V in zip(known, logits_TV.float().log_softmax(-1), strict=False):
                     scores.append(_score(token, logprobs_V, request.tops or 0))
-            self.prefixes.keep(request.prompt[:end], states, last_1V)
+            self.prefixes.keep(request.keys[start // self.piece], states, last_1V)
         self.metrics.read.inc(sum(map(len, pieces)))
 
     def _admit(self, free: int) -> None:
@@ -302,8 +302,11 @@ class Engine(threading.Thread):
         for request in waiting:
             if request.most and request.count > free:
                 break
-            found = None if request.scored else self.prefixes.find(request.prompt)
-            reading = _Reading(request) if found is None else _Reading(request, *found)
+            request.keys = request.keys or self.prefixes.keys(request.prompt)  # once: it may wait for many turns
+            reading = _Reading(request)
+            if not request.scored and (found := self.prefixes.find(request.keys)):
+                pieces, reading.states, reading.logits = found
+                reading.position = min(pieces * self.piece, len(request.prompt))
             if not reading.done and self.prefixes.most:
                 if (goal := self._goal(reading)) in under_way:
                     continue
@@ -319,8 +322,8 @@ class Engine(threading.Thread):
         return bool(self._queue) and (not self._queue[0].most or self._queue[0].count <= free)
 
     def _goal(self, reading: _Reading) -> bytes:
-        """The prompt up to where the next piece ends."""
-        return memoryview(reading.request.prompt)[: self._end(reading)].tobytes()
+        """The key of the prompt up to where the next piece ends."""
+        return reading.request.keys[reading.position // self.piece]
 
     def _prepare(self, reading: _Reading) -> None:
         """Random numbers, tokens that a penalty counts, and what is said of the prefix."""

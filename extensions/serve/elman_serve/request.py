@@ -81,7 +81,7 @@ class Request:
         prompt: tokens, not empty. most: tokens of each text at most; 0 only reads the prompt. stops: UTF-8, not empty each.
         seed: as of `elman generate`; None for a new one. tops: likeliest tokens to report for each token; None reports nothing.
         scored: report the tokens of the prompt too. seconds: from now on, until it is given up.
-        changed: its `set()` is called when there is something new.
+        changed: its `set()` is called when there is something new. keys: of the prompt's pieces, as `Prefixes` makes them.
     """
 
     prompt: Prompt
@@ -95,6 +95,7 @@ class Request:
     scored: bool = False
     seconds: float = 600.0
     reused: int = 0
+    keys: list[bytes] = field(default_factory=list)
     prompt_scores: list[Score] = field(default_factory=list)
     error: Exception | None = None
     cancelled: bool = False

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -314,25 +314,24 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _keys(self, text: Prompt) -> Iterator[tuple[int, bytes]]:
-        digest = hashlib.sha256()
+    def keys(self, text: Prompt) -> list[bytes]:
+        """A digest of `text` up to the end of each piece."""
+        digest, made = hashlib.sha256(), []
         for start in range(0, len(text), self.piece):
             digest.update(text[start : start + self.piece])
-            yield min(start + self.piece, len(text)), digest.digest()
+            made.append(digest.digest())
+        return made
 
-    def find(self, text: Prompt) -> tuple[int, States, Tensor] | None:
-        """(tokens, states, logits (1, V)) of the longest prefix that is kept; None if none is."""
-        if not self._kept:
-            return None
-        for length, key in reversed(list(self._keys(text))):
-            if key in self._kept:
+    def find(self, keys: list[bytes]) -> tuple[int, States, Tensor] | None:
+        """(pieces, states, logits (1, V)) of the longest prefix of a text with these keys that is kept; None if none is."""
+        for pieces in range(len(keys), 0, -1) if self._kept else ():
+            if (key := keys[pieces - 1]) in self._kept:
                 self._kept.move_to_end(key)
-                return length, *self._kept[key]
+                return pieces, *self._kept[key]
         return None
 
-    def keep(self, text: Prompt, states: States, logits_1V: Tensor) -> None:
-        """Keep the states after `text`, whose memory holds nothing else."""
-        key = hashlib.sha256(text).digest()
+    def keep(self, key: bytes, states: States, logits_1V: Tensor) -> None:
+        """Keep the states after the text of this key, whose memory holds nothing else."""
         if key not in self._kept:
             self._kept[key] = (states, logits_1V)
             self.bytes += size_of(states) + logits_1V.nbytes

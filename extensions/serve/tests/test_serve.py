@@ -601,11 +601,25 @@ def test_many_prompts_are_read_by_as_many_operators_as_two_and_each_state_has_it
 def test_prefixes_are_thrown_away_least_recently_used_first_by_bytes():
     kept = Prefixes(most=3 * 140, piece=2)  # each is 100 bytes of state and 40 of logits
     for text in (b"a", b"b", b"c"):
-        kept.keep(text, [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
-    assert kept.find(b"a")[0] == 1
-    kept.keep(b"d", [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
+        kept.keep(kept.keys(text)[0], [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
+    assert kept.find(kept.keys(b"a"))[0] == 1
+    kept.keep(kept.keys(b"d")[0], [{"h": torch.zeros(1, 25)}], torch.zeros(1, 10))
     assert kept.bytes == 420
-    assert [kept.find(text) is not None for text in (b"a", b"b", b"c", b"d", b"da")] == [True, False, True, True, False]
+    found = [kept.find(kept.keys(text)) is not None for text in (b"a", b"b", b"c", b"d", b"da")]
+    assert found == [True, False, True, True, False]
+
+
+def test_a_prompt_that_waits_for_another_is_hashed_once(monkeypatch):
+    real, hashed, prompt = Prefixes.keys, [], LONG.encode() * 3
+    monkeypatch.setattr(Prefixes, "keys", lambda kept, text: hashed.append(text) or real(kept, text))
+    asked = [Request(prompt, Sampling(), 3, threading.Event(), seed=n) for n in range(3)]
+    with Served() as served:
+        served.engine.submit(*asked)
+        until(lambda: all(request.done for request in asked))
+        assert [text.tokens for request in asked for text in request.texts] == [
+            served.alone(prompt, 3, seed=n)[0] for n in range(3)
+        ]
+    assert hashed == [prompt] * 3
 
 
 def test_a_full_queue_and_a_late_text_are_refused():
