@@ -29,7 +29,7 @@ class Measurement:
 
     Attributes:
         batch_size, chunk_size, accumulate: rows, bytes per row, micro-batches. steps: number of timed steps.
-        tok_s: bytes per second, median of the steps. step_seconds: of a step, likewise.
+        tok_s: bytes per second, median of the steps. step_seconds: of one such step.
         first_step_seconds: of the first step, with building and compiling.
         peak_memory: bytes allocated by torch on a GPU; resident memory of the process on the CPU.
         idle_memory: the same before the first step: the weights, and on the CPU also the libraries.
@@ -80,7 +80,7 @@ def _measure(settings: Settings, seconds: float, folder: Path) -> dict[str, Any]
     try:
         idle = memory_in_use(trainer.device)
         walls = _steps(trainer, 1, 0.0)
-        first_seconds = _seconds(trainer, walls[0])
+        first_seconds = _seconds(trainer, walls)
         slow = not on_gpu and first_seconds > SLOW
         walls += _steps(trainer, 0 if slow else WARMUP - 1, 0.0)
         while not trainer.compute.ready:  # a step that is compiled or captured takes more of them
@@ -97,7 +97,7 @@ def _measure(settings: Settings, seconds: float, folder: Path) -> dict[str, Any]
         accumulate=chosen.accumulate,
         steps=len(timed),
         tok_s=statistics.median(line["tok_s"] for line in timed),
-        step_seconds=statistics.median(_seconds(trainer, line) for line in timed),
+        step_seconds=_seconds(trainer, timed),
         first_step_seconds=first_seconds,
         peak_memory=peak,
         idle_memory=idle,
@@ -119,9 +119,10 @@ def _steps(trainer: Any, count: int, seconds: float) -> list[dict[str, float]]:
     return lines
 
 
-def _seconds(trainer: Any, line: dict[str, float]) -> float:
-    """Of a step; its tok/s leave out the filling of packed rows."""
-    return float(trainer.settings.tokens_per_step * line.get("fill", 1.0) / line["tok_s"])
+def _seconds(trainer: Any, lines: list[dict[str, float]]) -> float:
+    """Of a step with the median speed, which leaves out the filling of packed rows."""
+    fill, tok_s = (statistics.median(line.get(name, 1.0) for line in lines) for name in ("fill", "tok_s"))
+    return float(trainer.settings.tokens_per_step * fill / tok_s)
 
 
 def _translate(error: Exception) -> tuple[str, str]:
