@@ -92,7 +92,7 @@ def metrics(run: Path, kind: str = "step") -> list[dict]:
     return [{k: v for k, v in line.items() if k != "crc32"} for line in lines if line["kind"] == kind]
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "what was waited for did not happen"
