@@ -10,7 +10,7 @@ import torch
 from decoding_helpers import ladder
 from elman_authors.testing.kernel import need_host_compiler
 
-from elman_core.generation import Sampling, decoder, generate_bytes, loop, whole
+from elman_core.generation import Sampling, decoder, generate_bytes, loop, step, whole
 from elman_core.kernels import build, launch
 from elman_core.kernels.whole import native
 from elman_core.kernels.whole.native import Run
@@ -117,6 +117,14 @@ def test_the_loop_writes_the_same_bytes_with_a_program(monkeypatch):
     assert other is not made, "of other weights"
     model.model.norm.adapted = False  # as adapters say that they are off
     assert whole.made(model, blocks=2) is not other
+
+
+def test_the_sum_of_weights_on_a_gpu_sees_a_changed_bit_and_swapped_rows():
+    x, swapped, changed = (torch.arange(600.0).view(30, 20).bfloat16() for _ in range(3))
+    swapped[[0, 7]] = swapped[[7, 0]]
+    changed[3, 4] += 1
+    one, *others = step._weighed([x, swapped, changed, x.clone()])
+    assert [each == one for each in others] == [False, False, True]
 
 
 def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):

@@ -16,12 +16,12 @@ _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
 license: {licence}
-tags: [custom_code, rnn, elman{tag}]
+tags: [custom_code, {rnn}elman{tag}]
 ---
 
 # {title}
 
-A recurrent language model over {tokens}.{cost}
+A {recurrent}language model over {tokens}.{cost}
 
 {equations}
 
@@ -71,6 +71,8 @@ def model_card(model: Any, licence: str | None = None) -> str:
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
     state, unit = _state_size(model), "byte" if config.vocab_size == 256 else "token"
     return _CARD.format(
+        rnn="rnn, " if state else "",
+        recurrent="recurrent " if state else "",
         title=f"{'+'.join(name + f'*{n}' * (n > 1) for name, n in runs)}, {config.hidden_size}x{config.num_hidden_layers}",
         equations="\n\n".join(dict.fromkeys(map(_about, layers))),
         parameters=sum(p.numel() for p in model.parameters()),
