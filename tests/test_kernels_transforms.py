@@ -28,7 +28,7 @@ def matrix_inputs(B=2, T=5, H=2, N=4, V=3):
 def test_gradients_of_every_sample_and_along_a_direction_are_those_of_backward(variant, options):
     torch.manual_seed(0)
     config = LadderConfig(variant=variant, options=options, hidden_size=16, num_hidden_layers=2)
-    model = LadderForCausalLM(config).eval()
+    model = LadderForCausalLM(config).double().eval()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tokens = torch.randint(256, (2, 8))
 

@@ -82,7 +82,7 @@ def _weighed(tensors: Sequence[Tensor]) -> list[int]:
     for x in tensors:
         places = torch.arange(x.nbytes, device=x.device) * 0x9E3779B1 % 0xFFFFFFFB
         sums.append((_bits(x) * places).sum())
-    return torch.stack(sums).tolist()
+    return [int(each) for each in sums]  # which may be on several devices
 
 
 def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tuple[Recorded, list[list[str]]]:
