@@ -95,7 +95,7 @@ def _say(why: str) -> None:
 
 def _make(model: LadderForCausalLM, wait: bool, blocks: int | None = None, **limits: int) -> Program | threading.Thread:
     """The program, or what compiles it."""
-    like, tensors = model.model.embed_tokens.weight, {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    like, tensors = model.model.embed_tokens.weight, dict([*model.named_parameters(), *model.named_buffers()])
     shared = 227 << 10
     if like.is_cuda:
         found: Any = torch.cuda.get_device_properties(like.device)

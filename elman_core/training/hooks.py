@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from elman_core.metrics import COLUMNS
 from elman_core.registry import ConfigError, PluginError, plugins
 from elman_core.registry.checks import check_hooks, one_line, said_when_slow
 from elman_core.registry.extensions import load_extension
@@ -19,20 +20,7 @@ OBSERVE = (
     "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
 )  # fmt: skip
 ACT = ("elman_loss_terms", "elman_before_optimizer_step")
-RESERVED = (
-    "kind",
-    "step",
-    "loss",
-    "bits_per_byte",
-    "lr",
-    "grad_norm",
-    "fill",
-    "counted",
-    "tok_s",
-    "memory",
-    "seconds",
-    "bytes_seen",
-)
+RESERVED = ("kind", "bits_per_byte", "fill", *COLUMNS)
 
 
 def call(name: str, **arguments: Any) -> list[Any]:

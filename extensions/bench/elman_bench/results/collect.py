@@ -91,9 +91,8 @@ def _group(
     kept = rows if everything else [row for row in rows if row.chosen]
     shown = merge_seeds(kept) if by_model else kept
     said = [*notes(runs, rows), *(f"{row.model}: {row.remark}" for row in shown if len(row.runs) > 1 and row.remark)]
-    return Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(said)), len(rows) - len(
-        kept
-    )
+    group = Group(name, protocol, target, tuple(sorted(shown, key=_order(sort))), tokens, tuple(said))
+    return group, len(rows) - len(kept)
 
 
 def _row(run: Run, model: str, tokens: int | None) -> Row:
