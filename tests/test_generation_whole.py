@@ -189,11 +189,12 @@ def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
         )
 
     assert [asked("e88", whole.PAYS - n) for n in (0, 1)] == [False, None]
-    weights = sum(p.nbytes for p in LadderLM("e42", dim=64, depth=2).parameters())
-    for most, wanted in ((weights // 2 + 1, False), (weights // 2, None)):
-        with monkeypatch.context() as patched:
-            patched.setattr(whole, "HEAVY", most)
-            assert asked("e42", whole.PAYS, 2) is wanted
+    for variant, share in (("e42", 2), ("e88", 1)):  # layers, and half of that for a matrix state
+        weights = sum(p.nbytes for p in LadderLM(variant, dim=64, depth=2).parameters())
+        for most, wanted in ((weights // share + 2, False), (weights // share, None)):
+            with monkeypatch.context() as patched:
+                patched.setattr(whole, "HEAVY", most)
+                assert asked(variant, whole.PAYS, 2) is wanted
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     assert asked("e88", whole.PAYS) is True
     monkeypatch.setenv("ELMAN_WHOLE", "off")

@@ -12,6 +12,8 @@ from elman_authors.testing import initial, sigmoid, silu
 from elman_baselines.kda import op
 from elman_baselines.kda.op import rule
 
+from elman_core.model import LadderLM
+
 from .library_contract import LibraryContract
 
 # fla's functions as it documents them.
@@ -28,6 +30,7 @@ def gdn2_as_documented(q, k, v, g, b, w, initial_state, output_final_state, use_
     assert use_qk_l2norm_in_kernel
     assert b.shape == k.shape
     assert w.shape == v.shape
+    assert w.dtype == v.dtype
     return rule(q, k, v, g, (b, w), initial_state)
 
 
@@ -115,3 +118,12 @@ def test_the_rule_is_flas(one_gate: bool) -> None:
     )
     for actual, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gate_of_writing_has_the_dtype_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "kernels", lambda *_: TestGatedDelta2.ways[0])
+    model = LadderLM("gdn2", dim=16, depth=1, options={"head_dim": 8})
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.randint(256, (2, 5))).logits.float().sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None for p in model.parameters())

@@ -76,10 +76,10 @@ def library_rule(
     gates: tuple[Tensor, Tensor],
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `rule`, by fla."""
+    """As `rule`, by fla. Its backward multiplies matrices of v and w, and does not compile where their dtypes differ."""
     erase, write = gates
     one_gate = erase.shape[-1] == 1
-    given = {"beta": erase[..., 0]} if one_gate else {"b": erase, "w": write}
+    given = {"beta": erase[..., 0]} if one_gate else {"b": erase, "w": write.to(v_BTHV.dtype)}
     chunks, step = (found.kda, found.kda_step) if one_gate else (found.gdn2, found.gdn2_step)
     o_BTHV, end_BHKV = (chunks if q_BTHK.shape[1] > 1 else step)(
         q=q_BTHK, k=k_BTHK, v=v_BTHV, g=log_BTHK, initial_state=state, output_final_state=True,
