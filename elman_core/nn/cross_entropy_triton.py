@@ -72,7 +72,7 @@ def _overwrite_long(  # type: ignore[no-untyped-def]
 def overwrite(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
     """The summed loss, float32, NaN where a target is no class and not `ignored`; `logits` (N, V), contiguous, become their
     gradient."""
-    count, classes = logits.shape
+    (count, classes), targets = logits.shape, targets.contiguous()
     losses = torch.empty(count, dtype=torch.float32, device=logits.device)
     if classes > ELEMENTS:
         _overwrite_long[(count,)](logits, targets, losses, classes, IGNORED=ignored, PIECE=PIECE, num_warps=8)
