@@ -108,3 +108,9 @@ def test_triton_launches_on_the_device_of_its_tensors(gpus, monkeypatch):
     monkeypatch.setattr(cross_entropy, "without_autocast", lambda _: torch.no_grad())
     cross_entropy._run(x, x, x)
     assert seen == [1, 1, 1]
+
+
+def test_what_a_launch_says_of_its_failure_is_in_memory_whatever_the_default_device_is(monkeypatch):
+    monkeypatch.setattr(dense_run, "_error_words", {})
+    with torch.device("meta"):
+        assert dense_run.error_word(torch.device("cpu")) != 0

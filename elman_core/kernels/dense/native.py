@@ -186,7 +186,7 @@ def error_word(device: torch.device) -> int:
     check_errors(device)
     index = _index(device)
     if index not in _error_words:
-        pinned = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        pinned = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
         _error_words[index] = pinned, ctypes.c_int32.from_address(pinned.data_ptr())
     return ctypes.addressof(_error_words[index][1])
 
