@@ -11,6 +11,7 @@ from elman_core.kernels import Maps
 from elman_core.kernels.decode import native as decode_native
 from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.nn import add_rms_norm, linear_cross_entropy
+from elman_core.nn.joined import joined
 
 
 def dense_inputs(T=5, B=2, d=6):
@@ -53,6 +54,21 @@ def test_the_heads_loss_and_a_norm_without_a_stream_have_every_derivative():
     torch.testing.assert_close(made, wanted)
     made = jvp(lambda x: add_rms_norm(x, None, weight[0], 1e-5)[0], (x,), (x,))[1]
     torch.testing.assert_close(made, jvp(lambda x: F.rms_norm(x, (4,), weight[0], 1e-5), (x,), (x,))[1])
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [grad, lambda f: lambda x: jvp(f, (x,), (x,))[1], vmap, lambda f: vmap(grad(f))],
+    ids=["grad", "jvp", "vmap", "vmap of grad"],
+)
+def test_maps_in_one_product_have_every_derivative(transform):
+    torch.manual_seed(0)
+    modules, x = [torch.nn.Linear(8, n).double() for n in (16, 3)], torch.randn(2, 4, 8, dtype=torch.float64)
+    made, wanted = (
+        transform(lambda x, run=run: sum(y.square().sum() for y in run(x)))(x)
+        for run in (lambda x: joined(modules, x), lambda x: [module(x) for module in modules])
+    )
+    torch.testing.assert_close(made, wanted)
 
 
 @pytest.mark.parametrize("transform", [grad, lambda f: lambda x: jvp(f, (x,), (x,))], ids=["grad", "jvp"])

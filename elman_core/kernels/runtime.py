@@ -266,9 +266,10 @@ def has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 
 
-def transformed() -> bool:
+def transformed(vmap: bool = False) -> bool:
     """Whether derivatives are taken by other means than `backward`: torch.func.grad, jvp and their relatives, or
-    `torch.autograd.forward_ad`. False under vmap alone, which runs an operator in a loop."""
+    `torch.autograd.forward_ad`. vmap alone, which runs an operator in a loop, counts only if asked: no `autograd.Function` of
+    ours has a rule for it."""
     if torch.compiler.is_compiling():
         return False
     if forward_ad._current_level >= 0:
@@ -276,7 +277,7 @@ def transformed() -> bool:
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
     if not (levels := functorch.get_interpreter_stack()):
         return False
-    kinds = (functorch.TransformType.Grad, functorch.TransformType.Jvp)
+    kinds = (functorch.TransformType.Grad, functorch.TransformType.Jvp, *[functorch.TransformType.Vmap] * vmap)
     return any(level.key() in kinds for level in levels)
 
 

@@ -38,7 +38,7 @@ def gated(
         norm: over V; None for none. out: a map of H V inputs; its outputs are then returned, and its input is not kept.
     """
     fits = o.is_cuda and o.dtype in FUSED and gate.dtype in FUSED and o.numel() > 0 and triton_runs()
-    if fits and not (torch.compiler.is_compiling() or transformed()):
+    if fits and not (torch.compiler.is_compiling() or transformed(vmap=True)):
         apply = importlib.import_module(f"{__package__}.gated_triton").Gated.apply
         rest = (activation == "silu", 0.0 if norm is None else norm.eps)
         weight = None if norm is None else norm.weight

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core.kernels.runtime import autocast_dtype
+from elman_core.kernels.runtime import autocast_dtype, transformed
 
 ROWS = 4096
 """The number of rows of x from which concatenating the weights, or padding them with rows of zeros, pays off."""
@@ -48,7 +48,7 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     biased = any(module.bias is not None for module in modules)
     whole, sizes = torch.cat(weights), [len(each) for each in weights]
     given = x.to(whole.dtype), whole, torch.cat(biases) if biased else None
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed(vmap=True):
         return list(F.linear(*given).split(sizes, -1)[::2])
     return list(_Product.apply(*given, sizes)[::2])
 
