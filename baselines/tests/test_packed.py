@@ -10,7 +10,9 @@ from elman_baselines.transformer.attention import block_mask
 
 from elman_core import LadderConfig, LadderForCausalLM
 
-VARIANTS = {"gdn": {"head_dim": 128}, "mamba2": {}, "mamba3": {}, "transformer": {}, "lstm": {}, "gru": {}}
+VARIANTS = {
+    "gdn": {"head_dim": 128}, "kda": {}, "gdn2": {}, "rwkv7": {}, "mamba2": {}, "mamba3": {}, "transformer": {}, "lstm": {}, "gru": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", [512, 300])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elman_baselines.gdn import GatedDeltaNet, GDNConfig
+from elman_baselines.gdn.mixer import GONE
 from elman_baselines.library import fla_runs
 from elman_core import State, option
 from elman_core.nn import compute_dtype, linear, linears, without_autocast
@@ -35,7 +36,8 @@ class KimiDelta(GatedDeltaNet):
 
     State: as `GatedDeltaNet`.
 
-    On a GPU fla's kernels run; for packed rows and on a CPU a kernel of elman-csrc or plain PyTorch.
+    On a GPU fla's kernels run, and α is 0 where a document begins, as in `GatedDeltaNet`; on a CPU a kernel of elman-csrc or
+    plain PyTorch.
     """
 
     a_min = 1.0
@@ -59,7 +61,7 @@ class KimiDelta(GatedDeltaNet):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        found = op.kernels(x_BTD) if starts_BT is None and fla_runs(x_BTD) else None
+        found = op.kernels(x_BTD) if fla_runs(x_BTD) else None
         to_f, of_f, to_g, of_g = (*self.f_proj, *cast(nn.Sequential, self.g_proj))
         maps = (self.q_proj, self.k_proj, self.v_proj, to_f, to_g, *self.strengths())
         q, k, v, f_BTV, g_BTV, *raw = linears(maps, x_BTD)
@@ -78,6 +80,8 @@ class KimiDelta(GatedDeltaNet):
         if found is not None:
             if mask_BT is not None:
                 log_BTHK, erase, write = (torch.where(mask_BT[..., None, None], r, 0) for r in (log_BTHK, erase, write))
+            if starts_BT is not None:
+                log_BTHK = log_BTHK.masked_fill(starts_BT[..., None, None], GONE)
             o_BTHV, end = op.library_rule(found, q, k, v, log_BTHK, (erase, write), start)
             y_BTHV = op.gated_norm(found, o_BTHV, g_BTHV, self.o_norm)
         else:
