@@ -11,7 +11,8 @@ from elman_baselines.transformer.attention import block_mask
 from elman_core import LadderConfig, LadderForCausalLM
 
 VARIANTS = {
-    "gdn": {"head_dim": 128}, "kda": {}, "gdn2": {}, "rwkv7": {}, "mamba2": {}, "mamba3": {}, "transformer": {}, "lstm": {}, "gru": {},
+    "gdn": {"head_dim": 128}, "kda": {}, "gdn2": {}, "rwkv7": {}, "mamba2": {}, "mamba3": {}, "transformer": {}, "lstm": {},
+    "gru": {},
 }  # fmt: skip
 
 
