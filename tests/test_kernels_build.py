@@ -277,6 +277,18 @@ def test_nvcc_is_looked_for_in_cuda_home_then_path_then_pip_packages(tmp_path, m
         toolchain.find_nvcc()
 
 
+def test_a_compiler_that_cannot_be_run_is_named(sources, monkeypatch):
+    """Such as one for another processor."""
+    nvcc = sources / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("not of this machine")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(sources))
+    for run in (lambda: build.build(extension(sources, ".cu"), "sm_90"), lambda: build.version(nvcc)):
+        with pytest.raises(KernelError, match=f"^cannot run {nvcc}: Exec format error; set CUDA_HOME"):
+            run()
+
+
 def test_cuda_code_is_cross_built_without_a_gpu(sources):
     need_nvcc()
     made = {build.build(extension(sources, ".cu"), arch, sources / "out") for arch in ("sm_80", "sm_90")}

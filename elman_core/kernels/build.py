@@ -352,10 +352,10 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=mine, dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         start = time.monotonic()
-        how: Any = {"capture_output": True, "text": True, "errors": "replace", "check": False}
-        how["env"] = {**os.environ, "TMPDIR": scratch}  # where a killed compiler leaves its files
         for _ in range(2):
-            done = subprocess.run([*command, "-o", str(made)], **how)
+            done = _run(
+                [*command, "-o", str(made)], env={**os.environ, "TMPDIR": scratch}
+            )  # where a killed one leaves files
             if done.returncode >= 0 and "signal terminated program" not in done.stderr:
                 break  # else the system killed it, for want of memory: that says nothing about the source
         if done.returncode != 0 or not made.is_file():
@@ -398,8 +398,16 @@ def _first_error(done: subprocess.CompletedProcess[str]) -> str:
     return (errors or lines or [f"the compiler left with status {done.returncode} and said nothing"])[0]
 
 
+def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        variable = "CUDA_HOME" if Path(command[0]).name == "nvcc" else "CXX"
+        raise KernelError(f"cannot run {command[0]}: {error.strerror}; set {variable} to another compiler") from error
+
+
 def version(compiler: Path) -> str:
-    said = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, errors="replace", check=False)
+    said = _run([str(compiler), "--version"])
     lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
     return next((line for line in lines if "release" in line), (lines or ["unknown"])[0])
 
