@@ -469,6 +469,19 @@ def test_what_surrounds_a_first_use_does_not_reach_its_verification(around, cach
     assert verify_cache.stamp(spec, "host").passed
 
 
+@pytest.mark.parametrize(("name", "value", "off"), [("allow_tf32", True, False), ("fp32_precision", "tf32", "none")])
+def test_a_program_that_allows_tf32_by_either_name_is_verified_without_it(name, value, off):
+    spec = e1_dense.spec()
+    matmul, seen, real = torch.backends.cuda.matmul, set(), spec.call
+    spec = dataclasses.replace(spec, call=lambda *given: (seen.add(matmul.fp32_precision), real(*given))[1])
+    setattr(matmul, name, value)
+    try:
+        assert verify(spec, "torch", cases=[SMALL], opcheck=False).passed
+        assert (seen, getattr(matmul, name)) == ({"ieee"}, value)
+    finally:
+        setattr(matmul, name, off)
+
+
 @pytest.mark.parametrize(
     "error",
     [

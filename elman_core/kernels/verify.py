@@ -447,16 +447,22 @@ def _poisoned() -> Iterator[None]:
 @contextlib.contextmanager
 def _full_precision_products() -> Iterator[None]:
     """Inside, float32 products are float32 (no TF32), 16-bit products accumulate in float32, and autocast is off."""
-    reductions = (f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16"))
-    before = {name: getattr(torch.backends.cuda.matmul, name) for name in ("allow_tf32", *reductions)}
+    matmul = torch.backends.cuda.matmul
+    inside: dict[str, Any] = {f"allow_{dtype}_reduced_precision_reduction": False for dtype in ("bf16", "fp16")}
     try:
-        for name in before:
-            setattr(torch.backends.cuda.matmul, name, False)
+        _ = matmul.allow_tf32
+        inside["allow_tf32"] = False
+    except RuntimeError:  # torch refuses this name to a program that has set the newer one
+        inside["fp32_precision"] = "ieee"
+    before = {name: getattr(matmul, name) for name in inside}
+    try:
+        for name, value in inside.items():
+            setattr(matmul, name, value)
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.enable_grad():
             yield
     finally:
         for name, value in before.items():
-            setattr(torch.backends.cuda.matmul, name, value)
+            setattr(matmul, name, value)
 
 
 def failures(report: Report) -> Iterable[str]:
