@@ -119,7 +119,7 @@ MUTATIONS = {  # program, file, then pairs of what stands there and what shall
     "a warp of E23 whose lanes send before all have read": (
         E23,
         "e23_cluster.cuh",
-        ("    __syncwarp();  // what all its lanes have read may be written again once this has come\n", ""),
+        ("    __syncwarp();  // all lanes have read: peers may overwrite it once this send arrives\n", ""),
     ),
     "one half for every exchange of E23": (
         E23,

@@ -1,4 +1,4 @@
-// Binding of the dense skeleton on a CPU, in float or bfloat16. The interface: dense_call.h. Compiled with
+// Binding of the dense skeleton on a CPU, in float or bfloat16. Interface: dense_call.h. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e42::Cell  -DELMAN_DTYPE=code of the storage (dtype.h)
 #include <elman/dense_cpu.h>
 

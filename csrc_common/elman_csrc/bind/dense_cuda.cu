@@ -4,8 +4,8 @@
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d
 //   -DELMAN_KIND=cluster | grid | tiles  -DELMAN_SPILL=chunks of W in shared memory  -DELMAN_WIDE=1 | 2: tiles of up to 8 or
 //   16 rows  -DELMAN_INPUT=Projected | Tied | TiedSilu  -DELMAN_SLOTS=blocks of a block-diagonal matrix
-//   -DELMAN_PACKED=0 | 1: whether calls have starts of documents
-// Which kind runs a shape is decided in Python (elman_core/kernels/dense/plan.py).
+//   -DELMAN_PACKED=0 | 1: whether documents start inside rows
+// Python chooses the kind for a shape (elman_core/kernels/dense/plan.py).
 #include <elman/dense.cuh>
 
 #include "dense_cuda_common.h"
@@ -47,14 +47,14 @@ struct Kernel {
   cudaLaunchAttribute attribute[1];
   Outcome outcome;
 
-  // The last answer of a device. It does not change, and asking costs more than a launch.
+  // The last capacity asked for. It does not change, and asking costs more than a launch.
   struct Known {
     int device = -1, fit = -1;
     std::size_t bytes = 0;
   };
   inline static std::mutex mutex;
   inline static Known known;
-  inline static std::map<int, std::size_t> granted;  // by device: the most shared memory of a launch so far
+  inline static std::map<int, std::size_t> granted;  // by device: the most shared memory granted so far
 
   Kernel(int tiles, int groups, cudaStream_t stream) {
     config.gridDim = dim3(parts, groups, slots), config.blockDim = dense::kThreads, config.stream = stream;
@@ -68,7 +68,7 @@ struct Kernel {
       attribute[0].val.cooperative = 1;
     }
   }
-  // How many groups can be resident together on the current device; -1 if it cannot be known.
+  // Number of groups that can be resident together on the current device; -1 if unknown.
   int capacity() {
     int device = 0;
     if (outcome.failed(cudaGetDevice(&device), "device")) return -1;
@@ -99,7 +99,7 @@ struct Kernel {
   }
   const char* launch(const Args& g) {
     const int fit = capacity(), groups = config.gridDim.y;
-    const int needed = how == dense::Exchange::Cluster ? 1 : groups;  // clusters may run one after another: groups are independent
+    const int needed = how == dense::Exchange::Cluster ? 1 : groups;  // independent clusters may run one after another
     if (outcome.said) return outcome.said;
     if (fit < needed) {
       std::snprintf(Outcome::text(), 256, "the launch needs %d groups of %d blocks on the GPU together, and this GPU holds %d",
@@ -133,8 +133,7 @@ const char* run(const DenseCall& call) {
 ELMAN_EXPORT const char* elman_dense_forward(const DenseCall* call) { return run<false>(*call); }
 ELMAN_EXPORT const char* elman_dense_backward(const DenseCall* call) { return run<true>(*call); }
 
-// Groups that can be resident together on the current device, each of `tiles` tiles; -1 if it cannot be known. Bytes of shared
-// memory.
+// Number of groups of `tiles` tiles that can be resident together on the current device; -1 if unknown.
 ELMAN_EXPORT std::int64_t elman_dense_capacity(std::int64_t tiles, std::int64_t backward) {
   const int each = static_cast<int>(tiles);
   return backward ? Kernel<false, true>(each, 1, nullptr).capacity() : Kernel<false, false>(each, 1, nullptr).capacity();

@@ -1,7 +1,8 @@
-// What the CUDA sources of the dense skeleton share: the types of one module, its C interface, and how a call becomes DenseArgs.
+// Shared by the CUDA sources of the dense skeleton: the types of a module, its C interface, and the conversion of a call to
+// DenseArgs.
 //
-// One module is one cell, one storage type and one width (and one kind of launch, dense_cuda.cu), with the C interface of
-// dense_call.h: a shape is compiled at its first use, and a Python binding would be three quarters of that time.
+// A module is one cell, storage type and width (and one kind of launch, dense_cuda.cu), with the C interface of dense_call.h:
+// each shape is compiled at first use, and a Python binding would take three quarters of that time.
 #pragma once
 
 #include <elman/dense_args.h>
@@ -13,11 +14,11 @@
 
 #include ELMAN_CELL_HEADER
 
-#ifndef ELMAN_DTYPE  // what is built where no shape is known yet
+#ifndef ELMAN_DTYPE  // defaults for builds without a known shape
 #define ELMAN_DTYPE 2
 #define ELMAN_WIDTH 1024
 #endif
-#ifndef ELMAN_PACKED  // whether calls have starts of documents
+#ifndef ELMAN_PACKED  // whether documents start inside rows
 #define ELMAN_PACKED 0
 #endif
 
@@ -31,7 +32,7 @@ using elman::at;
 using Elem = elman::Stored<ELMAN_DTYPE>;
 using Args = elman::DenseArgs<Elem, Cell::extras>;
 
-// The first thing that goes wrong in a call, in words.
+// The first error of a call, as text.
 struct Outcome {
   const char* said = nullptr;
   bool failed(cudaError_t status, const char* what) {

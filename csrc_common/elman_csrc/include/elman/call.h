@@ -22,7 +22,7 @@ struct CallMember {
   std::size_t at, bytes;
 };
 
-// Follows the structure of a family: ELMAN_LAYOUT(family, its type, up to 64 members...).
+// Follows the structure of a family as ELMAN_LAYOUT(family, its type, up to 64 members...).
 #define ELMAN_LAYOUT(family, Type, ...)                                                               \
   ELMAN_EXPORT const CallMember* elman_##family##_layout() {                                          \
     using Call = Type;                                                                                \

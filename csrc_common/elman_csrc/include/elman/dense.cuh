@@ -28,7 +28,8 @@
 
 namespace elman::dense {
 
-// A tile has up to 8 * N batch rows. single: a group has one tile. Otherwise it has several, and works on the others while the words of one travel.
+// A tile has up to 8 * N batch rows. single: a group has one tile; otherwise several, and it works on the others while the
+// words of one travel.
 // slots: number of d x d blocks of a block-diagonal matrix. They follow one another in g.w, and their groups are independent.
 template <class Cell, class Elem, int d, int slots, int KS, int N, Exchange how, bool single, Input input, bool masked, bool packed,
           bool backward>
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
   using L = Layout<Elem, d, KS, N, how>;
   using Slot = Slots<Elem, KC>;
   constexpr int VW = S::per_word, R = kOwned<Elem>, D = slots * d;  // D: channels of a row
-  constexpr int parts = (d + R - 1) / R;  // gridDim.x; known here, sending is four stores in a row instead of loops
+  constexpr int parts = (d + R - 1) / R;  // gridDim.x; a constant, so that sending is four stores in a row and not a loop
   static_assert(slots == 1 || (!tied && d % R == 0), "the last block of a slot owns all of its rows");
   char* const shared = ptx::dynamic_shared();
 
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       look_at(k);
     }
   };
-  auto look_until_there = [&] {  // on giving up, the sentinel stays, and it is a NaN
+  auto look_until_there = [&] {  // after a timeout the sentinel remains, and it is a NaN
     timeout.turns = 0;
     while (true) {
       unsigned top = 0;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) dense_kernel(const __grid_constan
       for (int k = 0; k < KC; ++k) look_at(k);
     }
   };
-  auto multiply = [&](bool look_again) {  // a multiplied chunk makes room for one of the next tile
+  auto multiply = [&](bool look_again) {  // a chunk, once multiplied, makes room for one of the next tile
 #pragma unroll
     for (int k = 0; k < KC; ++k) {
       product.add(k, piece[k], shared + L::stage);

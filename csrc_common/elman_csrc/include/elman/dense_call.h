@@ -26,7 +26,7 @@
 
 struct DenseCall {
   std::int64_t steps, batch, width, extras;
-  std::int64_t slots;  // more than 1: W is block-diagonal, [slots,d/slots,d/slots], its blocks
+  std::int64_t slots;  // more than 1: W is block-diagonal, stored as [slots,d/slots,d/slots]
   CallView u, gy, extra[4];  // extra: inputs of the cell beside u
   std::uint64_t w, h0, history, y, last;  // [d,d], [B,d], [T+1,B,d], [T,B,d], [B,d]
   std::uint64_t g_last, da, dextra[4], dh0;  // [B,d], [T,B,d], [T,B,d], [B,d]
@@ -37,8 +37,8 @@ struct DenseCall {
   std::uint64_t error, stream;  // CUDA: pinned int32, set when a wait gives up
   std::int64_t rows, groups, delay, timeout_ns;  // CUDA: the launch plan
   std::uint64_t product, state;  // a step of the fallback: [B,d] float, product with W; carried state, updated
-  std::int64_t t;  // that step
-  std::int64_t threads;  // of a CPU
+  std::int64_t t;  // the index of that step
+  std::int64_t threads;  // CPU only
 };
 ELMAN_LAYOUT(dense, DenseCall, steps, batch, width, extras, slots, u, gy, extra, w, h0, history, y, last, g_last, da, dextra, dh0,
              mask, starts, a, x, b, sums, dx, dbias, error, stream, rows, groups, delay, timeout_ns, product, state, t, threads)

@@ -48,7 +48,7 @@ struct DenseReady {
   T kept, write;
 };
 
-// A base of cells whose forward is three functions:
+// Base of a cell that splits its forward into three functions:
 //
 //   template <class Math, class T> static DenseReady<T> ready(T h_prev, const T* e);
 //   template <class Math, class T> static T             state(T a, DenseReady<T> ready);     h

@@ -7,7 +7,7 @@
 //
 //   using Cell = LeakyCell<Interpolate>;           h = s(e) h' + (1 - s(e)) tanh(a), y = h silu(h)
 //
-// Gates of a leaky update compute, from the extras e, the factors of the old state and of the candidate.
+// The gates of a leaky update map the extras e to the factors of the old state and of the candidate.
 #pragma once
 
 #include "dense_cell.h"

@@ -1,4 +1,4 @@
-// The dense skeleton on a CPU (dense_call.h has the interface). A thread takes some rows of the batch through all steps.
+// The dense skeleton on a CPU (interface: dense_call.h). Each thread runs some batch rows through all steps.
 #pragma once
 
 #include "dense_call.h"

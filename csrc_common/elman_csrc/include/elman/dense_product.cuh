@@ -23,7 +23,7 @@ template <class Elem>
 constexpr int kStride = kOwned<Elem> + 4;  // stride of partial sums in floats; avoids bank conflicts of the fragments' stores
 
 // 16-bit storage: tensor cores. A lane's fragment of the state is eight consecutive columns of one batch row, one 16-byte load.
-// To that end the columns of a chunk are permuted in matrix and state alike, which leaves the sum unchanged.
+// For this the columns of a chunk are permuted alike in matrix and state, which leaves the sum unchanged.
 template <class Elem, int KC, int KS, int N, int T = kOwned<Elem> / 16>
 struct Product {  // T: tiles of 16 matrix rows
   static constexpr int tiles = T, pieces = N, stride = 16 * T + 4;  // stride of partial sums
@@ -121,8 +121,8 @@ struct Product {  // T: tiles of 16 matrix rows
   }
 };
 
-// fp32 storage: true fp32 multiply-adds. A lane owns one row of the matrix. The state passes through shared memory and is read as a
-// broadcast of 16 bytes for 4 multiply-adds of every lane.
+// fp32 storage: true fp32 multiply-adds. A lane owns one row of the matrix. It reads the state from shared memory: one
+// broadcast of 16 bytes serves 4 multiply-adds of every lane.
 template <int KC, int KS, int N>
 struct Product<float, KC, KS, N, kOwned<float> / 16> {
   static constexpr int rows_held = kRows * N, pieces = 2 * N, stage_row = kChunk * 4;

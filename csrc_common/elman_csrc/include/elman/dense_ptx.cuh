@@ -1,4 +1,4 @@
-// The machine operations of the dense skeleton, one line of PTX each, and the three storage types.
+// PTX instructions of the dense skeleton, and the three storage types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_shared(float (&v)[3], unsigned from) {  // 
 __device__ __forceinline__ void load_shared(float (&v)[4], unsigned from) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(from) : "memory");
 }
-// Keeps a value in its register. Without it the compiler recomputes addresses in the middle of the critical path.
+// Keeps a value in its register. Otherwise the compiler recomputes addresses in the middle of the critical path.
 __device__ __forceinline__ void pin(unsigned& v) { asm volatile("" : "+r"(v)); }
 __device__ __forceinline__ void pin(float& v) { asm volatile("" : "+f"(v)); }
 template <class T>
@@ -138,7 +138,7 @@ __device__ __forceinline__ void pin(T*& v) {
   asm volatile("" : "+l"(v));
 }
 
-// The same where registers are scarce and the assembler, too, would recompute the value: it cannot see through a shuffle.
+// The same for kernels short of registers, where even ptxas would recompute the value: it cannot see through a shuffle.
 __device__ __forceinline__ void hold(unsigned& v) { v = __shfl_sync(~0u, v, threadIdx.x % 32); }
 template <class T>
 __device__ __forceinline__ void hold(T*& p) {

@@ -27,11 +27,11 @@ struct Cursor {  // place of a thread's word in a step, and distance to the next
 enum class Input { Projected, Tied, TiedSilu };
 
 template <class Elem>
-__device__ float logistic(float x) {  // more digits than Math::sigmoid has; blocks wait for each other meanwhile
+__device__ float logistic(float x) {  // more accurate than Math::sigmoid; the time is hidden behind the wait for other blocks
   return std::is_same_v<Elem, float> ? Storage<Elem>::Math::sigmoid(x) : __fdividef(1.f, 1.f + __expf(-x));
 }
 template <class Elem, Input input>
-__device__ float input_of(float x) {  // x, from the given input
+__device__ float input_of(float x) {  // x from the stored input
   return input == Input::TiedSilu ? x * logistic<Elem>(x) : x;
 }
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ void add(float& sum, float& lost, float x) {
   sum = next;
 }
 
-// packed: where a document starts, the product is left out, and nothing goes back past it. The exchange keeps the state from before, since the
-// derivative needs it.
+// packed: a step where a document starts leaves out the product and passes no gradient back. The exchange keeps the state from
+// before, since the derivative needs it.
 //
 // Tied weights: main is the next step's x, the published word is h_t + x_{t+1}, and the backward's product is the gradient of x_{t+1}.
 template <class Cell, class Elem, int d, Input input, bool masked, bool packed, bool backward>
@@ -57,7 +57,7 @@ struct Word {
   static constexpr bool carries = Cell::uses_prev || masked;  // part of the state passes a step other than through W
 
   struct Inputs {
-    unsigned main, h, h_prev, x, extra[XI], live, fresh, follows;  // a document starts at this step; at the step behind it
+    unsigned main, h, h_prev, x, extra[XI], live, fresh, follows;  // fresh: a document starts at this step; follows: at step t + 1
   };
   Cursor<Elem> main, of_h, of_h_prev, of_x, extra[XI];
   const unsigned char *of_mask, *of_starts;
@@ -83,7 +83,7 @@ struct Word {
     if (backward) of_h = cursor({g.history + plane, plane, d});
     if (backward && Cell::uses_prev) of_h_prev = cursor({g.history, plane, d});
     if (backward && uses_a) extra[X] = cursor({g.a, plane, d});
-    if (derives) {  // the x of the product: of step t + 1
+    if (derives) {  // the product's x is that of step t + 1
       of_x = cursor(g.u);
       of_x.at += t + 1 < g.T ? g.u.t : 0;
     }
@@ -110,7 +110,7 @@ struct Word {
     }
     return v;
   }
-  // Before the wait. The backward is affine in gh: two evaluations of the cell give both numbers before gh is known.
+  // Runs before the wait. The backward is affine in gh: two evaluations of the cell give both coefficients before gh is known.
   __device__ void prepare(bool has_kept, const float* carry) {
 #pragma unroll
     for (int i = 0; i < VW; ++i) kept[i] = 0.f;

@@ -1,12 +1,13 @@
 // E23 on the GPU: all time steps in one launch, forward and backward.
 //
-// A cluster of d / 32 blocks takes up to 8 batch rows. A block owns 32 channels of W_h and of W_w (of their transposes, in the backward), held
-// in registers for the whole launch (elman/dense_product.cuh). A warp has a row, a lane a channel: its tape, or the gradient of it, lies in
-// registers, one number a slot. A sum over channels is a sum over the warp, then over blocks.
+// A cluster of d / 32 blocks takes up to 8 batch rows. A block owns 32 channels of W_h and W_w (of their transposes, in the
+// backward) and holds them in registers for the whole launch (elman/dense_product.cuh). A warp has a row, a lane has a channel
+// and holds its tape, or the gradient of it, in registers, one number per slot. Sums over channels run over the warp, then over
+// blocks.
 //
-// Blocks exchange a vector [d] of each row and beside it a number for each slot, of each block, through distributed shared memory: 16-byte
-// pieces, counted by an mbarrier of the receiver. Two halves alternate. A half is free again when the next exchange has arrived from
-// all blocks, since a warp sends that one after it has read this one.
+// Blocks exchange, for each row, a vector [d] and one number per slot and block, through distributed shared memory: 16-byte
+// pieces, counted by an mbarrier of the receiver. Two halves alternate. A half is free again once the next exchange has arrived
+// from all blocks, since a warp sends that one after it has read this one.
 //
 //   forward   h_t, M_{t-1}[n] h_t  ->  W_h h_t, W_w h_t = w_t, write scores s;   then one number: w_t h_t, which gives the next read
 //             scores without another product: M_t h_t = (1 - a_n) s_n + a_n w_t h_t.
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   using Math = typename Storage<Elem>::Math;
   const int row0 = blockIdx.y * g.rows;
   Cluster<Elem, d, false> c(g, shared, min(g.rows, g.B - row0));
-  const bool mine = c.warp < c.rows;  // the same for a warp
+  const bool mine = c.warp < c.rows;  // uniform in a warp
   const int lane = c.lane, channel = c.rank * kOwned + lane, row = row0 + c.warp;
   const std::ptrdiff_t plane = static_cast<std::ptrdiff_t>(g.B) * d, place = static_cast<std::ptrdiff_t>(row) * d + channel;
   const float kappa = rsqrtf(static_cast<float>(d));
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     if (packed) in.fresh = g.starts[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
     return in;
   };
-  float share = 0.f;  // of the read, of slot lane % 8
+  float share = 0.f;  // share of slot lane % 8 in the read
   if (mine) {
     h = g.h0[place];
 #pragma unroll
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
     const bool live = !masked || in.live;
     const std::ptrdiff_t at = t * plane + place, of_slots = (static_cast<std::ptrdiff_t>(t) * g.B + row) * kSlots;
     c.e++;
-    if (packed && in.fresh) {  // the same for a warp; all scores of h = 0 are 0
+    if (packed && in.fresh) {  // uniform in a warp; h = 0, so all scores are 0
       h = from_h = 0.f, share = 1.f / kSlots;
 #pragma unroll
       for (int n = 0; n < kSlots; ++n) tape[n] = g.initial[n * d + channel], reads[n] = share;
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     if (packed) in.fresh = g.starts[static_cast<std::ptrdiff_t>(t) * g.B + row] != 0;
     return in;
   };
-  float r = 0.f, h = 0.f, gm[kSlots] = {}, of_slot[kSlots];  // what arrives at h and at the tape
+  float r = 0.f, h = 0.f, gm[kSlots] = {}, of_slot[kSlots];  // gradients that arrive at h and at the tape
   float of_initial[packed ? kSlots : 1] = {};
   if (mine) {
     r = g.h0[place], h = load(g.history + g.T * plane + place);

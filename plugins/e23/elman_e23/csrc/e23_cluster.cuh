@@ -1,4 +1,5 @@
-// One block's part in a cluster of E23's kernels (e23.cuh): its matrices, sums over channels, and what blocks exchange.
+// One block's part in a cluster of E23's kernels (e23.cuh): its matrices, its sums over channels, and the exchange between
+// blocks.
 #pragma once
 
 #include <elman/dense_exchange.cuh>
@@ -10,7 +11,7 @@ using dense::kChunk, dense::kRows, dense::kThreads, dense::kWarps, dense::SpinTi
 constexpr int kSlots = 8, kOwned = 32, kMostBlocks = 16;  // kOwned: channels of a block
 
 template <class Elem>
-struct Args {  // contiguous; the forward writes what follows the mask, and the backward reads what the forward kept
+struct Args {  // contiguous; the forward writes the members after the mask, and the backward reads what the forward kept
   const Elem *w_h, *w_w, *main;  // [d,d]; u or gy [T,B,d]
   const float *h0, *m0;  // [B,d], [B,N,d]: first states, or the gradients of the last
   const unsigned char* mask;  // [T,B] or null
@@ -21,7 +22,7 @@ struct Args {  // contiguous; the forward writes what follows the mask, and the 
   int T, B, rows;
   int* error;
   unsigned long long timeout_ns;
-  // packed: where a document starts, at a 1 in [T,B], the step begins from h = 0 and this tape [N,d], whose gradient is [B,N,d]
+  // packed: at a 1 in starts [T,B] a document starts, from h = 0 and the tape `initial` [N,d], whose gradient is [B,N,d]
   const unsigned char* starts;
   const float* initial;
   float* dinitial;
@@ -43,13 +44,13 @@ __device__ __forceinline__ float warp_sum(float x) {
   for (int i = 16; i; i /= 2) x += __shfl_xor_sync(~0u, x, i);
   return x;
 }
-// Over each group of eight lanes.
+// Sums over each group of eight lanes.
 __device__ __forceinline__ float eight_sum(float x) {
 #pragma unroll
   for (int i = 4; i; i /= 2) x += __shfl_xor_sync(~0u, x, i);
   return x;
 }
-// The sums over the warp of a number for each slot; lane l has that of slot l / 4.
+// Sums a number of each slot over the warp; lane l gets the sum of slot l / 4.
 __device__ __forceinline__ float slot_sums(const float (&x)[kSlots]) {
   const int lane = threadIdx.x % 32;
   float four[4], two[2];
@@ -67,13 +68,13 @@ __device__ __forceinline__ float slot_sums(const float (&x)[kSlots]) {
   one += __shfl_xor_sync(~0u, one, 2);
   return one + __shfl_xor_sync(~0u, one, 1);
 }
-// A number of each slot for every lane, from lanes 0 to 7.
+// Broadcasts one number per slot from lanes 0 to 7 to every lane.
 __device__ __forceinline__ void spread(float mine, float (&all)[kSlots]) {
 #pragma unroll
   for (int n = 0; n < kSlots; ++n) all[n] = __shfl_sync(~0u, mine, n);
 }
 template <class Elem>
-__device__ __forceinline__ float softmax(float score) {  // over each group of eight lanes
+__device__ __forceinline__ float softmax(float score) {  // in each group of eight lanes
   float top = score;
 #pragma unroll
   for (int i = 4; i; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
@@ -89,7 +90,7 @@ __device__ __forceinline__ float load(const Elem* p) {
 }
 
 template <class Elem, int d, bool backward>
-struct Cluster {  // one block's part in it
+struct Cluster {  // one block's part in a cluster
   using L = Layout<Elem, d>;
   using S = Storage<Elem>;
   using P = typename L::Product;
@@ -118,7 +119,7 @@ struct Cluster {  // one block's part in it
   }
   __device__ unsigned half(unsigned e) const { return base + e % 2 * L::half; }
   __device__ unsigned barrier(unsigned e) const { return half(e) + L::barrier; }
-  // In the forward every second exchange, from the third on, is of one number.
+  // In the forward, every second exchange from the third on is a single number.
   __device__ static bool is_number(unsigned e) { return !backward && e % 2 == 0 && e > 0; }
   __device__ void expect(unsigned e) {
     ptx::barrier_expect(barrier(e), rows * blocks * (is_number(e) ? 16 : (kOwned * static_cast<int>(sizeof(Elem)) + kSlots * 4)));
@@ -126,7 +127,7 @@ struct Cluster {  // one block's part in it
   __device__ void send_piece(unsigned offset, uint4 x, int to) {
     if (to < blocks && !timeout.lost) ptx::store_async(ptx::in_block(half(e) + offset, to), x, ptx::in_block(barrier(e), to));
   }
-  // This warp's row: a channel of the vector, and a number for each slot (`slot_sums`).
+  // Sends this warp's row: a channel of the vector, and one number per slot (`slot_sums`).
   __device__ void send(float x, float of_slot) {
     float two[2] = {x, 0.f};
     if constexpr (VW == 2) two[1] = __shfl_down_sync(~0u, x, 1);
@@ -138,7 +139,7 @@ struct Cluster {  // one block's part in it
     const int piece = lane % pieces;
     const uint4 of_vector = four(word, piece * 4 * VW, VW), of_slots = four(number, lane % 2 * 16, 4);
     const unsigned at = warp * L::row_bytes + (rank * kOwned + piece * 4 * VW) * sizeof(Elem);
-    __syncwarp();  // what all its lanes have read may be written again once this has come
+    __syncwarp();  // all lanes have read: peers may overwrite it once this send arrives
 #pragma unroll
     for (int i = 0; i < kMostBlocks * pieces / 32; ++i) send_piece(at, of_vector, lane / pieces + i * (32 / pieces));
     send_piece(L::sums + ((warp * blocks + rank) * kSlots + lane % 2 * 4) * 4, of_slots, lane / 2);
@@ -154,7 +155,7 @@ struct Cluster {  // one block's part in it
     }
     if (threadIdx.x == 0 && !timeout.lost) expect(e + 2);
   }
-  __device__ void leave() {  // not while another block may still write to this one
+  __device__ void leave() {  // waits until no other block writes to this one
     ptx::cluster_sync();
     timeout.linger();
   }
@@ -172,7 +173,7 @@ struct Cluster {  // one block's part in it
     for (int w = 0; w < kWarps; ++w) sum += p[w * kRows * L::stride];
     return timeout.lost ? __int_as_float(0x7fffffff) : sum;
   }
-  // What came with the vector, added over blocks: lane l has slot l % 8.
+  // Sums over blocks the numbers that came with the vector: lane l has slot l % 8.
   __device__ float slots_received() const {
     const float* p = reinterpret_cast<const float*>(shared + e % 2 * L::half + L::sums) + warp * blocks * kSlots + lane;
     float sum = 0.f;

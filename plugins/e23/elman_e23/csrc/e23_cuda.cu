@@ -1,8 +1,8 @@
 // E23's kernels as a Python module, for one storage type and width: -DELMAN_DTYPE=code (elman/dtype.h) -DELMAN_WIDTH=d
-// -DELMAN_PACKED=0 | 1: whether calls have starts of documents.
+// -DELMAN_PACKED=0 | 1: whether documents start inside rows.
 //
 //   run(backward, addresses, numbers)   addresses in the order of Args, numbers T, B, timeout_ns, stream; raises RuntimeError
-//   rows(batch) -> batch rows of a cluster, 0 where the GPU holds none
+//   rows(batch) -> batch rows of a cluster, 0 if the GPU holds no cluster
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -43,7 +43,7 @@ struct Launch {
   }
 };
 
-// As few rows for a cluster as run together with the others; more than 8 rows each run one after another.
+// Returns the fewest rows per cluster with which all clusters run together; above 8 rows, clusters run one after another.
 int rows(int batch) {
   int least = elman::dense::kThreads;
   for (Function function : {e23::forward_kernel<Elem, d, true, packed>, e23::backward_kernel<Elem, d, true, packed>}) {
