@@ -1,12 +1,12 @@
-// What both bindings of the matrix-state modules share; their interface is <elman/matrix_state_call.h>. Compiled with
+// Shared by the bindings of the matrix-state modules (interface: <elman/matrix_state_call.h>). Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e75::Cell
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_ROWS=N  -DELMAN_LINES=V
-//   -DELMAN_SILU, -DELMAN_L2, -DELMAN_SHARED = which inputs pass SiLU, are normalised, are one for all heads: sets of bits, k 1, q 2, lines from 4
-//     on (matrix_state_cell.h)
+//   -DELMAN_SILU, -DELMAN_L2, -DELMAN_SHARED = which inputs pass SiLU, are normalised, are shared by all heads: bits, k 1, q 2,
+//     lines from 4 on (matrix_state_cell.h)
 //   -DELMAN_LINEAR = whether the option linear_state is on
-//   -DELMAN_PACKED = on a GPU, whether calls have starts of documents
-//   -DELMAN_WIDE = which vectors are float beside 16-bit storage: a set of bits
-//   -DELMAN_KIND0, -DELMAN_KIND1, -DELMAN_KIND2 = 0 given, 1 sigmoid, 2 mamba (what the scalars are)
+//   -DELMAN_PACKED = on a GPU, whether documents start inside rows
+//   -DELMAN_WIDE = which vectors are float beside 16-bit storage: bits
+//   -DELMAN_KIND0, -DELMAN_KIND1, -DELMAN_KIND2 = kinds of the scalars: 0 given, 1 sigmoid, 2 mamba
 //
 #pragma once
 
@@ -31,7 +31,7 @@ struct Options {
                                      kind2 = static_cast<elman::ScalarKind>(ELMAN_KIND2);
 };
 
-// What of a call is not this module's, or missing; null where all is well.
+// Returns an error message if a call does not fit this module or lacks something, else null.
 inline const char* refuse(const MatrixCall& c, bool back, int interval) {
   static thread_local char said[160];
   if (c.vectors != Cell::vectors || c.lines != Cell::lines || c.scalars != Cell::scalars || c.params != Cell::params)
@@ -58,7 +58,7 @@ inline const char* refuse(const MatrixCall& c, bool back, int interval) {
 }
 
 ELMAN_EXPORT std::int64_t elman_matrix_dtype() { return ELMAN_DTYPE; }
-// Of the cell, as `MatrixKernel` declares it.
+// Facts of the cell, as `MatrixKernel` declares them.
 ELMAN_EXPORT std::int64_t elman_matrix_declares(std::int64_t i) {
   const std::int64_t all[] = {Cell::vectors, Cell::lines, Cell::scalars, Cell::params, Cell::elementwise || Cell::energy,
                               Cell::delta};

@@ -1,4 +1,4 @@
-// Binding of the matrix-state skeleton on a CPU, in float or bfloat16. The interface: matrix_state_call.h.
+// Binding of the matrix-state skeleton on a CPU, in float or bfloat16. Interface: matrix_state_call.h.
 #include "matrix_state_common.h"
 
 #include <elman/matrix_state_cpu.h>

@@ -1,4 +1,4 @@
-// Binding of the matrix-state skeleton on the GPU: one cell, one storage type, one size of state. The interface: matrix_state_call.h.
+// Binding of the matrix-state skeleton on the GPU: one cell, storage type and size of state. Interface: matrix_state_call.h.
 #include "matrix_state_common.h"
 
 #include <elman/matrix_state.cuh>
@@ -20,7 +20,7 @@ using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, h
 constexpr int heads_that_fit(std::size_t of_one) {
   return 4 * of_one <= matrix::kMostShared ? 4 : 2 * of_one <= matrix::kMostShared ? 2 : 1;
 }
-constexpr int most_forward_heads() {  // 7: each has two barriers, of 16
+constexpr int most_forward_heads() {  // 7: a head uses two barriers, and a block has 16
   constexpr std::size_t of_one = matrix::forward_shared<ForwardPlan<1>>();
   return ForwardPlan<1>::straight ? std::min<int>(7, matrix::kMostShared / of_one) : heads_that_fit(of_one);
 }

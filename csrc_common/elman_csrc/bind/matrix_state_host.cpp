@@ -1,4 +1,4 @@
-// Binding of the matrix-state skeleton on the host, in double or float. The interface: matrix_state_call.h.
+// Binding of the matrix-state skeleton on the host, in double or float. Interface: matrix_state_call.h.
 #include "matrix_state_common.h"
 
 #include <elman/matrix_state_host.h>

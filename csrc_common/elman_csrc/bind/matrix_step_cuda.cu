@@ -1,5 +1,5 @@
-// Binding of one time step of a matrix state on a GPU: one cell, one storage type, one size of state. It has the interface of matrix_state_call.h
-// without the backward and without saved states, and its calls have one step.
+// Binding of one time step of a matrix state on a GPU: one cell, storage type and size of state. It has the
+// interface of matrix_state_call.h without the backward and saved states; its calls have one step.
 #include "matrix_state_common.h"
 
 #include <elman/matrix_step.cuh>

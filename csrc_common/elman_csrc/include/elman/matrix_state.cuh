@@ -3,9 +3,9 @@
 // Mapping. L lanes of a warp share one line; each has R = ceil(N/L) <= 8 of its N elements in registers. A warp holds C = 32/L
 // lines. A team of up to WPH warps holds all lines of a head, or a part of them if there are many. Sums over a line take log2(L)
 // shuffles; for 16-bit storage (`tensor`, with L = 4) they are products on the tensor cores. cp.async brings the inputs of 16 steps
-// while the previous 16 are computed; they become fp32 in shared memory once (with SiLU, the L2 norm and the decay, if requested).
-// Nothing in the loop over steps waits for memory or for another warp. In the tensor form, helpers do everything but that loop: as
-// many warps again, which work one segment before and one segment after the others.
+// while the previous 16 are computed; they become fp32 in shared memory once (with SiLU, the L2 norm and the decay, if
+// requested). Nothing in the loop over steps waits for memory or for another warp. In the tensor form, as many helper warps
+// again do everything but that loop; they work one segment before and one segment after the others.
 //
 // Backward. The state is saved in fp32 every 16 steps. A segment is replayed into registers (bit for bit the forward's arithmetic)
 // and walked back. Sums over lines (dq, dk, the scalars) are off the critical path: each step leaves S and P = dS phi' in shared

@@ -26,12 +26,12 @@ struct Inputs {
   const unsigned char* mask;  // [B,T], 0 = hold the state; may be null
 };
 
-struct Vectors {  // vectors beside k and q, laid out as k
+struct Vectors {  // vectors besides k and q, laid out as k
   const void* x[kMostVectors];
   int64_t step[kMostVectors];
 };
 
-struct ThirdScalar {  // and its gradient; the last arguments, so that all others are where cells without it had them
+struct ThirdScalar {  // and its gradient; the last arguments, so that cells without it find all others where they were
   const void* x;
   void* dx;
   int64_t step, dx_step;
@@ -207,7 +207,7 @@ __device__ __forceinline__ void step_inputs(float (&in)[P::M][P::NL], float (&c)
 template <class P>
 using Constants = float[P::M][P::AC];
 
-// A sum over time with what its roundings lost (Kahan): they are 1e-6 of a plain sum of 2,000 steps in float32.
+// A sum over time, compensated for its rounding errors (Kahan): they are 1e-6 of a plain float32 sum of 2,000 steps.
 struct LongSum {
   float sum = 0, lost = 0;
   __device__ __forceinline__ void operator+=(float x) {
@@ -217,7 +217,7 @@ struct LongSum {
   }
   __device__ __forceinline__ operator float() const { return sum; }
 };
-// A sum over time of gradients of learned constants. In 16 bits the rest of the gradient errs by more than a plain sum.
+// A sum over time of gradients of learned constants. With 16-bit storage, a plain sum errs less than the rest of the gradient.
 template <class P>
 using TimeSum = std::conditional_t<std::is_same_v<typename P::Store, float> && P::Cell::params != 0, LongSum, float>;
 template <class P>
@@ -251,7 +251,7 @@ __device__ __forceinline__ void clear(S* s, int i, int step) {
   for (int j = i; j < int(sizeof(S) / 16); j += step) reinterpret_cast<uint4*>(s)[j] = make_uint4(0, 0, 0, 0);
 }
 
-// Heads per block of the forward. If the launch may choose: one block per multiprocessor, and all blocks of a wave alike.
+// Heads per block of the forward. If the launch may choose: one block per multiprocessor, and equal blocks in a wave.
 template <class P>
 int forward_heads(int64_t units) {
   if constexpr (!P::straight) return P::HB;
@@ -280,8 +280,9 @@ struct Place {
   __device__ __forceinline__ bool mine(int m) const { return line(m) < P::V; }
 };
 
-// Memory from forward to backward: the state before every segment, [B,H,segments,V,N] float. If P::keeps_r, one row of the storage type for each row of
-// the batch: these states [H,segments,V,N] and the retrieved values [T,H,V], padded to a multiple of 8 elements.
+// Memory that the forward saves for the backward: the state before every segment, [B,H,segments,V,N] float. If P::keeps_r, one
+// row of the storage type per batch row: these states [H,segments,V,N] and the retrieved values [T,H,V], padded to a multiple
+// of 8 elements.
 template <class P>
 struct Saved {
   int64_t states, row;

@@ -180,7 +180,7 @@ __device__ __forceinline__ void walk_helped(BackwardShared<P>& sm, const Backwar
     raw = raw == 2 ? 0 : raw + 1;
   }
 }
-// The same if helpers replay the next segment meanwhile.
+// The same while helpers replay the next segment.
 template <class P>
 __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                               const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {

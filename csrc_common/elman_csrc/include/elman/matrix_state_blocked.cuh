@@ -11,9 +11,10 @@
 //   dq_t = D_t S do_t + sum_{i<=t} W(t,i) (do_t u_i) k_i
 //   dk_t = W(last,t) G u_t + D_{t-1} S y_t + sum_{j>=t} W(j,t) (do_j u_t) q_j + sum_{j>t} W(j-1,t) (y_j u_t) k_j + sum_{i<t} W(t-1,i) (y_t u_i) k_i
 //
-// Segments run one after another, like the steps of other cells; within a segment, everything is a product. Nothing is divided by a keep, because W
-// consists of products. Where a document begins, the keep is 0 and r is 0. The gradient of a keep sums every path across its step: from the earlier state or an earlier write, to a later readout, a
-// later write or the later state. A NaN or an infinity may reach all steps of its segment, but not from k, v or a scalar of a held step.
+// Segments run one after another, like the steps of other cells; within a segment, everything is a product. Nothing is divided
+// by a keep, because W consists of products. Where a document begins, the keep is 0 and r is 0. The gradient of a keep sums
+// every path across its step: from the earlier state or an earlier write, to a later readout, a later write or the later state.
+// A NaN or infinity can spread to all steps of its segment, except from k, v or a scalar of a held step.
 //
 // A warp has 16 lines; lane (g, t) has lines g and g + 8. S^T and G^T stay in fp32 accumulators of 16 lines x 8 rows. Operands are bf16. Operands of a
 // state, of o and of r are hi + lo, in three products; in fp16 all operands are.
@@ -333,7 +334,7 @@ __device__ __forceinline__ void fetch_lines(SavedLines<P>& S, const BackwardArgs
 
 // ---- forward ----------------------------------------------------------------------------------------------------------------------
 
-// What a step gives a line whose r is `r`.
+// Inputs of the cell for a line whose r is `r`.
 template <class P>
 __device__ __forceinline__ MatrixIn<float> line_inputs(float (&in)[P::NL], float (&c)[P::AS], const float (&par)[P::AC],
                                                        const Ready<P>& x, float r, int column, int s) {
@@ -344,14 +345,14 @@ __device__ __forceinline__ MatrixIn<float> line_inputs(float (&in)[P::NL], float
   return {r, in, c, par};
 }
 
-// The lane whose number has the bit `with` gives its first word for the other's second.
+// Lanes that differ in bit `with` swap words: the one with the bit set gives its first for the other's second.
 template <int with>
 __device__ __forceinline__ void swap_words(unsigned (&word)[2], int t) {
   const unsigned got = __shfl_xor_sync(~0u, t & with ? word[0] : word[1], with);
   if (t & with) word[0] = got;
   else word[1] = got;
 }
-// A number of each step and line of the warp to [T,H,V], of which `to` is the row of the batch.
+// Stores a number of each step and line of the warp to [T,H,V]. to: the batch row.
 template <class P>
 __device__ __forceinline__ void store_steps(typename P::Store* to, const Steps& x, const Sizes& n, const Place<P>& at, int t0) {
   const Mine<P> my(at);
@@ -374,7 +375,7 @@ __device__ __forceinline__ void store_steps(typename P::Store* to, const Steps& 
   }
 }
 
-// A segment.
+// Runs a segment.
 template <class P>
 __device__ __forceinline__ void forward_block(Lines<P>& S, const Ready<P>& x, const ForwardArgs& a, const Place<P>& at, int seg) {
   const Block<P>& block = x;
@@ -441,7 +442,7 @@ __device__ __forceinline__ void pass_on(SavedLines<P>& S, const Steps& u, const 
     for (int i = 0; i < 4; i++) S[n][i] = pack(two[i / 2][i % 2 * 2], two[i / 2][i % 2 * 2 + 1], typename P::Store());
   }
 }
-// The same for segment number j, the next but one to be walked.
+// The same for segment number j, which is walked after the next one.
 template <class P>
 __device__ __forceinline__ void pass_over(SavedLines<P>& S, const BackwardShared<P>& sm, int j, const Place<P>& at) {
   const Mine<P> my(at);

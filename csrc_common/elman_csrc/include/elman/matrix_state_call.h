@@ -27,8 +27,8 @@
 
 struct MatrixCall {
   std::int64_t batch, steps, heads;
-  std::int64_t vectors, lines, scalars, params;  // numbers of given tensors
-  std::int64_t shared;  // those of k, q and the lines that all heads share: a set of bits
+  std::int64_t vectors, lines, scalars, params;  // how many of each are given
+  std::int64_t shared;  // bits of k, q and the lines that all heads share
   std::int64_t interval;  // steps between saved states
   CallRows k, q, vector[elman::matrix::kMostVectors], line[elman::matrix::kMostLines], scalar[elman::matrix::kMostScalars];
   std::uint64_t param[elman::matrix::kMostParams], A_log, dt_bias, mask, starts;
@@ -37,7 +37,7 @@ struct MatrixCall {
   std::uint64_t dy, ds1, ds0;
   CallRows dk, dq, dvector[elman::matrix::kMostVectors], dline[elman::matrix::kMostLines], dscalar[elman::matrix::kMostScalars];
   std::uint64_t dparam[elman::matrix::kMostParams], dhead, da_log, ddt_bias, parts, stream;
-  std::int64_t threads;  // of a CPU
+  std::int64_t threads;  // CPU only
 };
 ELMAN_LAYOUT(matrix, MatrixCall, batch, steps, heads, vectors, lines, scalars, params, shared, interval, k, q, vector, line, scalar,
              param, A_log, dt_bias, mask, starts, state_line, state_row, S0, s1, o, saved, dy, ds1, ds0, dk, dq, dvector, dline,

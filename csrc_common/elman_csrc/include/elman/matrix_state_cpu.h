@@ -1,5 +1,5 @@
-// The matrix-state skeleton on a CPU: the same cells as on a GPU, states saved every `kInterval` steps and computed again in the backward, sums
-// in float. Threads share rows of the batch and heads.
+// The matrix-state skeleton on a CPU: the cells of the GPU. States are saved every `kInterval` steps and recomputed in the
+// backward; sums are float. Threads share batch rows and heads.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 
 namespace elman::matrix::cpu {
 
-// How a state [B,H,N,V] lies in memory: element (i, x) of a head at i * row + x * line.
+// Layout of a state [B,H,N,V]: element (i, x) of a head is at i * row + x * line.
 struct StateLayout {
   std::int64_t line, row;
 };
 
-// As in MatrixCall. Steps of rows are `step` elements apart; elements inside are adjacent.
+// As in MatrixCall. Time steps are `step` elements apart; elements inside are adjacent.
 template <class T>
 struct Rows {
   T* at;
@@ -65,13 +65,13 @@ struct Skeleton : Steps<Cell, N, V> {
   explicit Skeleton(const Arguments<Stored>& a) : a(a) {}
 
   std::int64_t segments() const { return (a.T + kInterval - 1) / kInterval; }
-  // Where the step of a head begins in rows of `width` elements of each head, or of one for all.
+  // Start of a head's step, in rows of `width` elements per head, or of `width` elements for all heads.
   template <class T>
   static T* find(Rows<T> rows, std::int64_t token, std::int64_t h, int width) {
     return rows.at + token * rows.step + h * width;
   }
 
-  // Calls `use` with vector j of a step and head, or its gradient, in the type that it has in memory.
+  // Calls `use` with vector j of a step and head, or its gradient, in its type in memory.
   template <class Use>
   static void of_vector(Rows<void> rows, int j, std::int64_t token, std::int64_t h, Use use) {
     const std::int64_t at = token * rows.step + h * N;
@@ -154,7 +154,7 @@ struct Skeleton : Steps<Cell, N, V> {
     if (a.dhead) a.dhead[b * a.H + h] = m->da_log, a.dhead[(a.B + b) * a.H + h] = m->ddt_bias;
   }
 
-  // A step as the cell sees it.
+  // Reads a step as the cell sees it.
   void read(std::int64_t b, std::int64_t t, std::int64_t h, const Scratch& m, Step& x) const {
     const std::int64_t token = b * a.T + t;
     x.rho_k = key(a.k, kOfK, 0, token, h, x.k), x.rho_q = key(a.q, kOfQ, 1, token, h, x.q);
@@ -196,7 +196,7 @@ struct Skeleton : Steps<Cell, N, V> {
     x.hold = a.mask && !a.mask[token], x.fresh = a.starts && a.starts[token];
   }
 
-  // Its gradients, through the maps of its inputs.
+  // Writes a step's gradients, through the adjoints of the input maps.
   void write(std::int64_t b, std::int64_t t, std::int64_t h, Scratch& m, const Step& x, Gradients& g) const {
     const std::int64_t token = b * a.T + t;
     const auto put = [&](Rows<Stored> rows, const float* from, int width) {
@@ -256,7 +256,7 @@ struct Skeleton : Steps<Cell, N, V> {
     }
   }
 
-  // Reads k or q through its maps; returns what scaled it to length 1.
+  // Reads k or q through its maps; returns the factor that scaled it to length 1.
   static float key(Rows<Stored> rows, unsigned which, int w, std::int64_t token, std::int64_t h, float* to) {
     const Stored* from = find(rows, token, Options::shared & which ? 0 : h, N);
     for (int i = 0; i < N; i++) {
@@ -268,7 +268,7 @@ struct Skeleton : Steps<Cell, N, V> {
     for (int i = 0; i < N; i++) to[i] *= rho;
     return rho;
   }
-  // The gradient of k or q before its maps.
+  // Computes the gradient of k or q before its maps.
   static void unmap(Rows<Stored> rows, unsigned which, int w, std::int64_t token, std::int64_t h, const float* unit, float rho,
                     float* g) {
     if (of_key(Options::l2, w)) {
@@ -303,7 +303,7 @@ struct Skeleton : Steps<Cell, N, V> {
   T* of_head(T* states, std::int64_t b, std::int64_t h) const {
     return states ? states + (b * a.H + h) * N * V : nullptr;
   }
-  // Tiles to a state in memory, or from one; without one they become 0. first: number of the first of them.
+  // Copies tiles to a state in memory, or from it; a null state sets them to 0. first: number of the first tile.
   template <bool out, class T>
   static void copy(Tile* tiles, T* state, StateLayout at, int first = -1) {
     const int from = first < 0 ? 0 : first, to = first < 0 ? kTiles : first + 1;

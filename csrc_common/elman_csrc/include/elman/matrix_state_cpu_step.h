@@ -1,8 +1,8 @@
 // One step of a tile of a head's matrix state on a CPU, forward and backward.
 //
-// A head's state lies in tiles of some lines (columns); an element of a tile is a row of N of these lines, in vectors. So a sum over the rows
-// of a line needs no shuffles, and a tile stays in the first cache for all steps of a segment. The cell's functions run lane after lane, in
-// loops that the compiler vectorises.
+// A head's state is cut into tiles of a few lines (columns). An element of a tile is one of the N rows of these lines, in vectors,
+// so a sum over the rows of a line needs no shuffles, and a tile stays in the L1 cache for all steps of a segment. The cell's
+// functions run lane by lane, in loops that the compiler vectorises.
 #pragma once
 
 #include <algorithm>
@@ -25,20 +25,20 @@ struct Steps {
   static constexpr int kVectors = (V + kLanes - 1) / kLanes, kFit = std::clamp(4096 / (N * kLanes), 1, kLanes == 16 ? 4 : 2),
                        U = std::min(kVectors, kFit), L = U * kLanes, kTiles = (V + L - 1) / L, kLines = kTiles * L;
   static constexpr int G = kGivenLines<Cell>, kScalars = std::max(Cell::scalars, 1), kParams = std::max(Cell::params, 1);
-  static constexpr int kInputs = Cell::folded > 0 ? Cell::lines : 0;  // kept beside what `fold` makes of them
+  static constexpr int kInputs = Cell::folded > 0 ? Cell::lines : 0;  // kept beside the results of `fold`
 
   using Line = F[U];
   struct Tile {
     Line row[N];
   };
-  // A step of one head as the cell sees it. Lanes beyond V repeat the last line, and no gradient arrives there.
+  // A step of one head as the cell sees it. Lanes beyond V repeat the last line and receive no gradient.
   struct Step {
     float k[N], q[N], p[N], g[N], l[N];
     alignas(64) float given[G][kLines], input[kInputs + 1][kLines];
     float c[kScalars], raw[kScalars], rho_k, rho_q;
     bool hold, fresh;
   };
-  struct Lines {  // of a tile at one step
+  struct Lines {  // of one tile and step
     alignas(64) float r[L], energy[L], keep[L], write[L], second[L];
   };
   struct Gradients {
@@ -47,7 +47,7 @@ struct Steps {
   };
   static constexpr Tile kZeros{};
 
-  // One step of a tile: from `old` to `now`, which may be the same, the lines' numbers, and o += S^T q.
+  // Takes a tile one step from `old` to `now`, which may be the same; computes the lines' numbers, and o += S^T q.
   template <bool reads_out>
   static void advance(const Step& x, const float (&param)[kParams][kLines], int tile, const Tile& old, Tile& now, Lines& w,
                       Line& o) {
@@ -96,7 +96,7 @@ struct Steps {
     return s;
   }
 
-  // Of a held step only the readout has a gradient.
+  // In a held step only the readout has a gradient.
   static void arrive(const Step& x, const Tile& now, const Line& dout, Tile& D, Gradients& g) {
     for (int i = 0; i < N; i++) {
       F dq{};
@@ -148,7 +148,7 @@ struct Steps {
       for (int j = 0; j < Cell::params && Cell::folded == 0; j++) dparam[j][tile * L + v] += made.par[j];
     }
     for (int j = 0; j < Cell::scalars; j++) {
-      const float* from = Cell::scalar_keep && j == 0 ? d[0] : dc[j];  // as the header promises; another g.c[0] is not read
+      const float* from = Cell::scalar_keep && j == 0 ? d[0] : dc[j];  // the header promises g.c[0] = d.keep, so it is not read
       F total{}, some;
       for (int v = 0; v < L; v += kLanes) std::memcpy(&some, from + v, sizeof some), total += some;
       g.c[j] += simd::sum(total);

@@ -26,7 +26,8 @@ __device__ __forceinline__ void save_state(const ForwardArgs& a, const Place<P>&
   }
 }
 
-// The steps of a segment. A state enters two products: the retrieval of the next step, and the readout of this one, for which nothing waits.
+// The steps of a segment. A state enters two products: the retrieval of the next step and the readout of this one. Nothing
+// waits for the readout.
 template <class P, bool tensor = P::tensor>
 struct Recur {
   static constexpr int pitch = 36;
@@ -64,15 +65,15 @@ struct Recur {
     for (int i = 0; i < P::R; i++) kc[i] = kn[i];
   }
 };
-// Writes results straight to memory: lane 0 of a line gives the last step's o, lane 1 this step's r, if it is kept.
+// Writes results straight to memory: lane 0 of a line stores the last step's o, lane 1 this step's r, if it is kept.
 template <class P>
 struct Straight {
   typename P::Store* to;  // the current step
   int64_t row;            // from one step to the next
   bool gives_o, gives_r;
 };
-// Retrieval and readout are columns of one product. The o left in `out` must still be multiplied by kUncut. Lane 0 of a line gives the last step's o, and
-// lane 1 this step's r, if it is kept.
+// Retrieval and readout are columns of one product. The o in `out` must still be multiplied by kUncut. Lane 0 of a line stores
+// the last step's o, lane 1 this step's r, if it is kept.
 template <class P>
 struct Recur<P, true> {
   static constexpr int pitch = P::C + 4;
@@ -223,7 +224,7 @@ __device__ __forceinline__ void finish_segment(const ForwardShared<P>& sm, const
   finish<P>(sm.out[seg & 1][at.tw], output<P>(a, at), kUncut, a.n, at, seg * P::steps);
   if (P::keeps_r && a.saved) finish<P>(sm.out[P::buffers + (seg & 1)][at.tw], retrieved<P>(a, at), 1.f, a.n, at, seg * P::steps);
 }
-// The helpers of a team, always one segment before or after it.
+// The helpers of a team; they work one segment ahead of it or behind it.
 template <class P>
 __device__ __forceinline__ void help(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a, at.h);
@@ -273,8 +274,8 @@ __device__ __forceinline__ void recur_helped(ForwardShared<P>& sm, const Forward
   write_state<P>(a.s1, S, at, a.state_line, a.state_row);
 }
 
-// The helpers for sixteen steps at once work on three segments ahead: one arrives, one is made ready, and for one a warp or two run make_block, which
-// needs all of its rows.
+// The helpers for sixteen steps at once work up to three segments ahead: one segment arrives, one is made ready, and for one a
+// warp or two run make_block, which needs all of its rows.
 template <class P>
 __device__ __forceinline__ void help_blocked(ForwardShared<P>& sm, const ForwardArgs& a, const Place<P>& at, int segments) {
   Scalars<P> sc(a, at.h);

@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_further(void* to, int i, int64_t at, const
   if (P::wide_vector(i)) store<E>(static_cast<float*>(to) + at, g);
   else store<E>(static_cast<typename P::Store*>(to) + at, g);
 }
-// Gradients of the vectors beside k and q. One vector may enter in several places.
+// Gradients of the vectors besides k and q. One vector may enter in several places.
 template <class P>
 __device__ __forceinline__ void give_vectors(const BackwardArgs& a, const BackwardShared<P>& sm, const Place<P>& at, int seg,
                                              int buf, float* part, int64_t part_step) {

@@ -1,5 +1,5 @@
-// The matrix-state skeleton on the host: the same cells, the same inputs and maps, the same order of steps and segments, as plain
-// loops. Compiled by g++ in double (or float) for tests; not a CPU back end.
+// The matrix-state skeleton on the host: the cells, inputs and maps of the GPU, with the same order of steps and segments, as
+// plain loops. Compiled by g++ in double (or float) for tests; not a CPU back end.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ struct Driver {
   Inputs<T> x;
   StateLayout at;
   const int64_t size = int64_t(n.N) * n.V;
-  mutable const char* wrong = nullptr;  // a promise of the header that its functions break, although a GPU relies on it
+  mutable const char* wrong = nullptr;  // a promise of the header that its functions break and a GPU relies on
 
   Vectors<T> vectors(int b, int t, int h) const {
     Vectors<T> s;
@@ -102,7 +102,7 @@ struct Driver {
     return s;
   }
 
-  // Row (b, t, h) of k or q.
+  // Returns row (b, t, h) of k or q.
   const T* key(const T* p, unsigned which, int b, int t, int h) const {
     const int64_t token = int64_t(b) * n.T + t;
     return p + (Options::shared & which ? token : token * n.H + h) * n.N;
@@ -139,7 +139,7 @@ struct Driver {
     }
   }
 
-  // Whether write is a - b r, with the same b for other lines and another c[0].
+  // Whether write is a - b r, where b is independent of the line and of c[0].
   bool affine(MatrixIn<T> in, T write) const {
     const T r = in.r, c[2] = {in.c[0] / 2, in.c[1]}, zeros[kMostLines] = {};
     auto at = [&](T r) { return in.r = r, Cell::template line<Exact>(in).write; };
@@ -198,7 +198,7 @@ struct Driver {
       for (int s = count - 1; s >= 0; s--) {
         const int64_t head = (int64_t(b) * n.T + t0 + s) * n.H + h;
         const Vectors<T> x_ = vectors(b, t0 + s, h);
-        const std::vector<T>&S = hist[s + 1], Sp = x_.fresh ? std::vector<T>(size) : hist[s];  // Sp: as the step saw it
+        const std::vector<T>&S = hist[s + 1], Sp = x_.fresh ? std::vector<T>(size) : hist[s];  // Sp: the state that the step saw
         for (std::vector<T>* d : {&dk, &dq, &dp, &dg, &dl}) std::fill(d->begin(), d->end(), T(0));
         T dc[kMostScalars] = {};
         for (int v = 0; v < V; v++) {
@@ -211,7 +211,7 @@ struct Driver {
           }
           MatrixIn<T> in = given(Sp, x_, v);
           const MatrixLine<T> w = Cell::template line<Exact>(in);
-          if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU: this exposes a cell that does use it
+          if (!Cell::backward_uses_r) in.r = 0;  // as on a GPU, to expose a cell that uses it
           MatrixLine<T> dw{};
           for (int i = 0; i < N; i++) {
             const T old = Sp[v * N + i], P = squashes<Cell>(x_.c) ? d[i] * (T(1) - S[v * N + i] * S[v * N + i]) : d[i];

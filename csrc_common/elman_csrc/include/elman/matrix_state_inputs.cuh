@@ -89,8 +89,9 @@ __device__ __forceinline__ float silu_slope(float x) {
 // Rounds x to 10 bits of mantissa, to nearest; NaN and infinity stay.
 __device__ __forceinline__ float to_tf32(float x) { return fmaf(x, -8192.f, __fmul_rn(x, 8193.f)); }
 
-// Scalars and mask of the next segment, in a register until it starts: the first lanes hold scalar 0, the next ones scalar 1; the first also hold a third.
-// For sixteen steps at once they keep their type in memory, if both have the same: a conversion would wait for the load.
+// Scalars and mask of the next segment, in a register until it starts: the first lanes hold scalar 0 (and a third scalar), the
+// next ones scalar 1. With sixteen steps at once they keep their storage type if both have the same: a conversion would wait
+// for the load.
 template <class P>
 struct Scalars {
   static constexpr bool fp32 = !P::blocked || P::kind0 == ScalarKind::given || (P::NS > 1 && P::kind1 == ScalarKind::given);

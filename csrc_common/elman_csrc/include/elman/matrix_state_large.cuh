@@ -1,5 +1,5 @@
-// A step of a large head, N > 32. The tensor cores also compute its update: S = keep S + k write^T is a product of rank one added to an fp32 accumulator.
-// Then not every lane needs its rows of k, and little is left beside tanh, which is the bound.
+// A step of a large head, N > 32. The tensor cores also compute its update: S = keep S + k write^T is a rank-one product added
+// to an fp32 accumulator. So not every lane needs its rows of k, and tanh is the bottleneck.
 //
 // A lane has lines 2 g and 2 g + 1, which are rows g and g + 8 of A and C. A product takes 8 rows of the state, two per lane: columns t and t + 4 of A,
 // 2t and 2t + 1 of C.
@@ -50,7 +50,7 @@ __device__ __forceinline__ void line_products(float (&c)[chains][4], const float
   }
 }
 
-// The vectors of an update, of which a lane has one: k for lanes 0 and 1 of a line, the second write's for the others.
+// The vectors of an update; each lane holds one: k in lanes 0 and 1 of a line, the second write's in the others.
 template <class P>
 __device__ __forceinline__ void load_written(Columns<P>& b, const float* kq, int g, int t) {
   if constexpr (P::seconds) load_columns<P>(b, t < 2 ? kq : kq + P::at_l * P::Q, g);
@@ -88,8 +88,8 @@ __device__ __forceinline__ void update(float (&S)[P::E], const float (&r)[P::M],
   }
 }
 
-// The steps of a forward's segment, as Recur: retrieval of the next step and readout of this one are two columns of one product. Lane 0 of a line gives
-// the last step's o, still to be multiplied by kUncut, and lane 1 this step's r.
+// The steps of a forward's segment, as Recur: retrieval of the next step and readout of this one are two columns of one
+// product. Lane 0 of a line stores the last step's o, still to be multiplied by kUncut, and lane 1 this step's r.
 template <class P>
 struct RecurLarge {
   static constexpr int pitch = P::C + 4;

@@ -109,7 +109,7 @@ struct Outer {
   }
 };
 
-struct Nothing {  // replaces Outer if updates are no products
+struct Nothing {  // replaces Outer if updates are not products
   __device__ Nothing(int, int) {}
 };
 
@@ -180,7 +180,8 @@ struct LineSums {
       mma_16x8x16<typename P::Store>(c[q], a, z[0], z[P::M - 1]);
     }
   }
-  // Stores its two columns to a row of shared memory. If two lanes have the same columns, t < 2 stores rows of a tile's lower half.
+  // Stores this lane's two columns to a row of shared memory. If two lanes have the same columns, t < 2 stores rows of a tile's
+  // lower half.
   __device__ __forceinline__ void give_pairs(float* to, int g, int t) const {
     constexpr int pairs_ = kPairs<P>;
     const int pair = t % pairs_;
@@ -196,7 +197,7 @@ struct LineSums {
       store_if(mine && second >= 0, row + second * P::NP, y);
     }
   }
-  // Stores to a row of shared memory: lane t its even column, dq, dp or dk.
+  // Stores to a row of shared memory: lane t stores its even column, dq, dp or dk.
   __device__ __forceinline__ void give_columns(float* to, int g, int t) const {
     const int slot = t == 0 ? 1 : t == 1 ? P::at_p : 0, first = place(g & 1, g) ^ P::swapped(slot);
     to += slot * P::NP;

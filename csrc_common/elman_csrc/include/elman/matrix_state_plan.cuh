@@ -26,8 +26,9 @@ constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 1
 // lines: lines per lane if the tensor cores compute the sums: 1, or 2 (2 g and 2 g + 1), which halves the number of warps, doubles the work of each and
 // fills the products. The forward has 2; the backward has 2 if registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
-// In that case a team, the warps of a head, has as many helpers again. They load the inputs of the next segment and store the results of the previous one,
-// while the team's own warps compute only the recurrence: tanh and the chain of a step leave half of the cycles free.
+// A team (the warps of a head) then has as many helper warps again. They load the inputs of the next segment and store the
+// results of the previous one, while the team's own warps compute only the recurrence: tanh and the chain of a step leave half
+// of the cycles free.
 //
 // heads: most heads per block; fewer if their shared memory does not fit.
 template <int N_, int V_, class Store_, class Cell_, class Options_, int lines_ = 1, int steps_ = kInterval, int heads_ = 4,
@@ -65,9 +66,10 @@ struct Plan {
   // A large cell without tanh, whose writes are affine in the retrieved values, computes the steps of a segment at once (matrix_state_blocked.cuh).
   static constexpr bool blocked = large && Cell::delta && kMuchShared;
   static constexpr int segment = blocked ? kInterval : large ? (N <= 64 ? 8 : 4) : !tensor && N > 96 ? 8 : kInterval;
-  // Helpers also replay, while the others walk the following segment, if registers suffice for both. They store a state once the walk no longer needs the
-  // one in its place. The walk signals that `signals` times per segment, each with a named barrier, of which a block has 16. Without tanh helpers have
-  // time to compute the state before every second segment from the one before it, so half as many are saved.
+  // Helpers also replay a segment while the others walk the following one, if registers suffice for both. They store a state
+  // once the walk no longer needs the one in its place. The walk signals that `signals` times per segment, each with a named
+  // barrier, of which a block has 16. Without tanh, helpers have time to compute the state before every second segment from the
+  // one before it, so half as many are saved.
   static constexpr bool ahead = large && N <= 64 && !blocked;
   static_assert(!Options_::linear || !Cell::squashes, "the option linear_state is on, and the cell says `squashes`");
   // With sixteen steps at once, own warps have the retrieved values and compute every second state with one product (pass_on).
@@ -84,8 +86,8 @@ struct Plan {
   static_assert(M == 1 || M == 2);
   static constexpr int R = tensor ? (M == 2 ? (N + 7) / 8 * 2 : (N + 15) / 16 * 4) : (N + L - 1) / L, NP = R * L;  // rows per lane
   static constexpr int E = R * M;  // elements per lane
-  // Two blocks of the backward should fit a multiprocessor. If a cell has many inputs, gradients of lines overwrite the lines, saved states go straight to
-  // registers, and a line gives one share of a scalar.
+  // Two blocks of the backward should fit a multiprocessor. So if a cell has many inputs, gradients of lines overwrite the
+  // lines, saved states go straight to registers, and a line gives one share of a scalar.
   static constexpr bool tight = tensor && !large && NI + NX > 2;
   // For cells that fold lines: with one line per lane, updates are products, so a lane reads none of its rows of q and p and at most half of its rows of k.
   // Nothing in the recurrence waits for dkeep, so it is the diagonal of a product: in the storage type if each line has its own keep, in tf32 if keep is a
@@ -112,7 +114,8 @@ struct Plan {
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
   static constexpr int TL = WPH * 32;
-  // A forward that writes results straight to memory, and whose launch chooses the heads per block: nearly a whole multiprocessor's.
+  // A forward that writes results straight to memory. Its launch chooses the heads per block: nearly all that a multiprocessor
+  // holds.
   static constexpr bool straight = lean && reads && Cell::squashes && N == 32 && V == 32 && M == 2;
   static constexpr int HB = straight ? heads_ : WPH >= group ? 1 : group / WPH < heads_ ? group / WPH : heads_;  // heads per block
   // Some warps of a group may be idle.

@@ -27,14 +27,14 @@ __device__ __forceinline__ void store_if(bool mine, unsigned* to, unsigned x) {
                : "memory");
 }
 
-// Threads that only signal continue at once.
+// Signals a barrier without waiting.
 __device__ __forceinline__ void tell_barrier(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Moves registers from helpers to own warps, if the architecture can. All warps of a warpgroup must execute each.
+// Moves registers from helpers to own warps, if the architecture can. All warps of a warpgroup must execute each move.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
 #define ELMAN_REGISTERS_MOVE 1
 #else
@@ -80,7 +80,7 @@ __device__ __forceinline__ void mma_16x8x8(float (&c)[4], const unsigned (&a)[2]
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(b));
 }
-// The digits of a number that the tensor cores cut off.
+// The part of x that the tensor cores cut off.
 __device__ __forceinline__ float cut_off(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 // 8 x 8 elements of 16 bits: lane (g, t) gives row g, columns 2t and 2t + 1, and gets rows 2t and 2t + 1 of column g.
 __device__ __forceinline__ unsigned transposed(unsigned x) {

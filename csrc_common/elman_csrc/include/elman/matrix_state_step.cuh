@@ -82,7 +82,7 @@ __device__ __forceinline__ void line_sums(float (&r)[P::M], const Products<P>& x
       float sum = P::M == 2 ? x.c[0][2 * m] : x.c[0][0] + x.c[0][3];
 #pragma unroll
       for (int q = 1; q < (chained ? 1 : P::E / 4); q++) sum += P::M == 2 ? x.c[q][2 * m] : x.c[q][0] + x.c[q][3];
-      r[m] = P::Cell::backward_uses_r ? __fmul_rn(sum, kUncut) : sum * kUncut;  // contracted in all places or in none
+      r[m] = P::Cell::backward_uses_r ? __fmul_rn(sum, kUncut) : sum * kUncut;  // __fmul_rn: never contracted, so equal everywhere
     }
   } else {
     r[0] = line_sum<P::L>(x.c[0][0]);

@@ -83,7 +83,7 @@ __device__ __forceinline__ void walk(BackwardShared<P>& sm, int buf, const Place
     step_inputs<P>(in, c, lines, x, s);
     const bool hold = MayHold && x.hold[s] != 0.f, fresh = begins<P, MayHold>(x, s);
     const float* S = hist[s + 1];
-    float Sp[R];  // as the step saw it
+    float Sp[R];  // the state that the step saw
 #pragma unroll
     for (int i = 0; i < R; i++) Sp[i] = fresh ? 0.f : hist[s][i];
 #pragma unroll

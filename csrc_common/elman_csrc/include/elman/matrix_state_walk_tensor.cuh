@@ -6,8 +6,9 @@
 //   further vectors likewise:  dp_s = (S_s)^T dr_s,  dg_s = (keep P_s S_s)^T 1,  dl_s = P_s^T second_s, in further columns
 //
 // with S_s the state before step s. For these sums over lines, fragments of 8 lines x 8 rows are rounded to the storage type, transposed
-// among the lanes (movmatrix) and become A of m16n8k16. A lane packs its line's (dy, dr) in the same way: transposed, that is B with dy in
-// even columns and dr in odd ones. Errors are those of 16-bit operands with fp32 sums, about as large as the rounding of dq and dk themselves.
+// among the lanes (movmatrix) and become A of m16n8k16. A lane packs its line's (dy, dr) in the same way; transposed, this is B
+// with dy in even columns and dr in odd ones. Errors are those of 16-bit operands with fp32 sums, about as large as the
+// rounding of dq and dk themselves.
 // In fp16 a P below its range gives a dk below its range, because writes are of order 1.
 #pragma once
 
@@ -122,7 +123,7 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
     if constexpr (!P::outer) load_rows<P>(q, x.kq[before] + NP, t);
     step_inputs<P>(in, c, lines, x, s);
     const bool hold = MayHold && x.hold[s] != 0.f, fresh = begins<P, MayHold>(x, s);
-    float Sp[E];  // as the step saw it
+    float Sp[E];  // the state that the step saw
 #pragma unroll
     for (int e = 0; e < E; e++) Sp[e] = fresh ? 0.f : hist[s][e];
     load<M>(dy, dys + before * P::CB);

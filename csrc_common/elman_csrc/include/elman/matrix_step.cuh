@@ -1,4 +1,5 @@
-// One time step of a matrix state without gradients, for decoding: the state is read once and written once, and nothing else takes time.
+// One time step of a matrix state without gradients, for decoding: it reads and writes the state once, and nothing else takes
+// time.
 //
 // A block has all rows of some columns of a head. A thread has a few of its rows, of up to four adjacent columns, in registers; a sum over rows takes
 // shuffles and one exchange between warps. With few heads, blocks are narrow (a sector of memory), so that every multiprocessor reads a part of the
@@ -40,7 +41,7 @@ template <class T>
 __device__ __forceinline__ const T* place(std::uint64_t address, std::int64_t i) {
   return reinterpret_cast<const T*>(address) + i;
 }
-// An element of the storage type, or a float. What this kernel reads, another may have written since it began.
+// Loads an element of the storage type, or a float. Another kernel may have written it since this one began.
 template <class P>
 __device__ __forceinline__ float fetch(std::uint64_t address, std::int64_t i, bool full) {
   return full ? decode::load_fresh(place<float>(address, i)) : decode::load_fresh(place<typename P::Store>(address, i));
@@ -59,7 +60,7 @@ __device__ __forceinline__ void fetch_state(float (&f)[E], const float* p) {
 template <int E>
 __device__ __forceinline__ void put_state(float* p, const float (&f)[E]) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
-  if constexpr (E == 4) {  // the compiler makes four stores of a `store`
+  if constexpr (E == 4) {  // the compiler would split a `store` into four
     asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory");
     return;
   }
@@ -67,7 +68,7 @@ __device__ __forceinline__ void put_state(float* p, const float (&f)[E]) {
   store<E>(p, f);
 }
 
-// A warp makes k (w = 0), and p with it, or q.
+// One warp computes k (w = 0) with p, or q.
 template <class P>
 __device__ __forceinline__ void step_key(StepShared<P>& sm, const MatrixCall& a, int w, std::int64_t b, std::int64_t h, int lane) {
   constexpr int each = (P::N + 31) / 32;
@@ -99,7 +100,7 @@ __device__ __forceinline__ void step_key(StepShared<P>& sm, const MatrixCall& a,
   }
 }
 
-// A warp makes the further vectors, with all of their loads under way at once.
+// One warp computes the further vectors, with all of their loads in flight at once.
 template <class P>
 __device__ __forceinline__ void step_vectors(StepShared<P>& sm, const MatrixCall& a, std::int64_t b, std::int64_t h, int lane) {
   constexpr int each = (P::N + 31) / 32, keep = P::keeps ? P::Cell::keep_vector : 0,
@@ -132,7 +133,7 @@ __device__ __forceinline__ void step_scalars(StepShared<P>& sm, const MatrixCall
   sm.c[i] = scalar_map<typename P::Math>(kind, x, rate, bias);
 }
 
-// A lane makes the inputs of one column.
+// One lane computes the inputs of one column.
 template <class P>
 __device__ __forceinline__ void step_lines(StepShared<P>& sm, const MatrixCall& a, std::int64_t b, std::int64_t h, int first,
                                            int lane) {
@@ -159,7 +160,7 @@ __device__ __forceinline__ void step_lines(StepShared<P>& sm, const MatrixCall& 
   }
 }
 
-// The sum of x over the rows of its columns, in all threads, and always in the same order.
+// Sums x over the rows of its columns, for all threads, in a fixed order.
 template <class P>
 __device__ __forceinline__ void sum_rows(float (&x)[P::E], float (*shares)[P::columns]) {
   const int lane = threadIdx.x % 32, at = threadIdx.x % P::across * P::E;
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(P::threads, 1024 / P::threads) step_kernel(con
   if (threadIdx.x < P::across && mine) store<E>(reinterpret_cast<typename P::Store*>(a.o) + std::int64_t(head) * P::V + column, o);
 }
 
-// Whether the kernel may begin while the previous one ends.
+// Whether the kernel may start while the previous one ends.
 #if defined(__CUDA_ARCH_LIST__)
 constexpr bool kEarly = kArchitecture >= 900;
 #else
