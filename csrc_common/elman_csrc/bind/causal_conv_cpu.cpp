@@ -1,4 +1,4 @@
-// Binding of the causal convolution on a CPU, in float or bfloat16. The interface: causal_conv_call.h. Compiled with
+// Binding of the causal convolution on a CPU, in float or bfloat16. Interface: causal_conv_call.h. Compiled with
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_TAPS=K
 #include <elman/causal_conv_cpu.h>
 

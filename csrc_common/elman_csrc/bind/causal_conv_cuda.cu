@@ -5,7 +5,7 @@
 #include <elman/causal_conv_launch.cuh>
 #include <elman/stored.cuh>
 
-#ifndef ELMAN_DTYPE  // what is built where no call is known yet
+#ifndef ELMAN_DTYPE  // default for builds without a known call
 #define ELMAN_DTYPE 2
 #define ELMAN_TAPS 4
 #endif

@@ -1,4 +1,4 @@
-// Binding of the elementwise skeleton on a CPU, in float or bfloat16. The interface: elementwise_call.h. Compiled with
+// Binding of the elementwise skeleton on a CPU, in float or bfloat16. Interface: elementwise_call.h. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e61::Cell  -DELMAN_DTYPE=code of the storage (dtype.h)
 #include <elman/elementwise_cpu.h>
 

@@ -7,7 +7,7 @@
 
 #include ELMAN_CELL_HEADER
 
-#ifndef ELMAN_DTYPE  // what is built where no call is known yet
+#ifndef ELMAN_DTYPE  // default for builds without a known call
 #define ELMAN_DTYPE 2
 #endif
 

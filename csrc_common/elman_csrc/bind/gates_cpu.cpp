@@ -1,4 +1,4 @@
-// Binding of gated cells on a CPU, in float or bfloat16. The interface: gates_call.h. Compiled with
+// Binding of gated cells on a CPU, in float or bfloat16. Interface: gates_call.h. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)
 #include <elman/gates_cpu.h>
 

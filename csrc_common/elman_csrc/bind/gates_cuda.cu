@@ -1,7 +1,7 @@
 // Gated cells on the GPU as one module: one cell, 16-bit storage type and width. Compiled with
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=type  -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_WIDTH=d of a head
 //   -DELMAN_HEADS=number of heads
-//   -DELMAN_TILES=1 | 2: of 8 batch rows a block takes together  -DELMAN_PACKED=0 | 1: whether calls have starts of documents
+//   -DELMAN_TILES=1 | 2: tiles of 8 batch rows per block  -DELMAN_PACKED=0 | 1: whether documents start inside rows
 // The interface is that of gates_call.h.
 #include <elman/gates_call.h>
 #include <elman/stages.cuh>
@@ -12,7 +12,7 @@
 
 #include ELMAN_CELL_HEADER
 
-#ifndef ELMAN_DTYPE  // what is built where no shape is known yet
+#ifndef ELMAN_DTYPE  // defaults for builds without a known shape
 #define ELMAN_DTYPE 2
 #define ELMAN_WIDTH 512
 #define ELMAN_HEADS 1
@@ -63,11 +63,11 @@ struct Kernel {
   cudaError_t prepare() {
     return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes));
   }
-  // How many groups the current device holds together; -1 if it cannot be known.
+  // Number of groups that the current device holds together; -1 if unknown.
   int capacity() {
     int fit = 0, device = 0, processors = 0;
     if (prepare() != cudaSuccess) return -1;
-    config.attrs = attributes + 1, config.numAttrs = 1;  // of clusters alone
+    config.attrs = attributes + 1, config.numAttrs = 1;  // clusters only
     if (backward) return cudaOccupancyMaxActiveClusters(&fit, function, &config) == cudaSuccess ? fit * S / (parts * heads) : -1;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, function, elman::dense::kThreads, config.dynamicSmemBytes) ||
         cudaGetDevice(&device) || cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device))
@@ -105,7 +105,7 @@ const char* run(const GatesCall& call) {
   g.timeout_ns = call.timeout_ns, g.error = at<int>(call.error);
   const auto stream = at<CUstream_st>(call.stream);
   const std::size_t plane = static_cast<std::size_t>(g.B) * heads * d * (backward ? Cell::gates : 1);
-  const int filled = Cell::staged ? g.T : std::min(g.T, elman::dense::kFilled);  // with the sentinel
+  const int filled = Cell::staged ? g.T : std::min(g.T, elman::dense::kFilled);  // steps filled with the sentinel
   Elem* const first = backward ? g.dp + (g.T - filled) * plane : g.history + plane;
   cudaError_t status = cudaMemsetAsync(first, 0xff, filled * plane * sizeof(Elem), stream);
   if (Cell::staged && !backward && status == cudaSuccess)
@@ -121,7 +121,7 @@ ELMAN_EXPORT std::int64_t elman_gates_dtype() { return ELMAN_DTYPE; }
 ELMAN_EXPORT std::int64_t elman_gates_declares(std::int64_t i) { return elman::gates_declares<Cell>(i); }
 ELMAN_EXPORT const char* elman_gates_forward(const GatesCall* call) { return run<false>(*call); }
 ELMAN_EXPORT const char* elman_gates_backward(const GatesCall* call) { return run<true>(*call); }
-// Groups that can be resident together on the current device; -1 if it cannot be known.
+// Number of groups that can be resident together on the current device; -1 if unknown.
 ELMAN_EXPORT std::int64_t elman_gates_capacity(std::int64_t backward) {
   return backward ? Kernel<false, true>(1, nullptr).capacity() : Kernel<false, false>(1, nullptr).capacity();
 }

@@ -1,4 +1,4 @@
-// Binding of row recurrences on a CPU, in float or bfloat16. The interface: rows_call.h. Compiled with
+// Binding of row recurrences on a CPU, in float or bfloat16. Interface: rows_call.h. Compiled with
 //   -DELMAN_DTYPE=code of the storage (dtype.h)  -DELMAN_ROWS=K  -DELMAN_COLUMNS=V
 #include <elman/rows_call.h>
 #include <elman/rows_cpu.h>

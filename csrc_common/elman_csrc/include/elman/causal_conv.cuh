@@ -138,7 +138,7 @@ __device__ void forward(const Args<Elem>& g) {
   bool found = false;  // the window
   for (int t = walk.t0; t < walk.t1; t += kSteps) {
     typename Packed<Elem, V>::Raw raw[kSteps];
-    // `plain`: these steps of the chunk have no marks, so the code has no branch.
+    // plain: these steps of the chunk have no marks, so the code has no branch.
     const auto ask = [&](auto plain) {
       const Elem* from = g.x.at(t, walk.b) + walk.c;
 #pragma unroll

@@ -1,5 +1,5 @@
-// The backward of causal_conv.cuh. It also walks forward: step t adds to the gradients of the K inputs that it read, and completes the oldest of them. The
-// gradient of the weights stays in registers until the warps of a block add theirs up.
+// The backward of causal_conv.cuh. It also walks forward: step t adds to the gradients of the K inputs that it read, and
+// completes the oldest of them. The gradient of the weights stays in registers until the warps of a block add up theirs.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -71,7 +71,7 @@ struct Gradients {
   __device__ bool padding() const {
     return marked && !(walk.t0 == 0 && walk.g.dwindow) && walk.first(walk.t0, 1, walk.t1) >= walk.t1;
   }
-  // The end of the steps that the chunk's inputs reach: K - 1 existing steps after it, or up to a start.
+  // The end of the steps that read the chunk's inputs: K - 1 existing steps after it, or fewer if a document starts.
   __device__ int end() const {
     const int T = walk.g.T;
     if (!marked) return min(T, walk.t1 + K - 1);
@@ -93,7 +93,7 @@ struct Gradients {
     if ((t - walk.t0) % kLanes == 0) walk.marks = marks_ahead.next(t + 2 * kLanes);
   }
 
-  __device__ void leave(int time, const float* dx) {  // the gradient of an input is complete; a chunk writes its own inputs' only
+  __device__ void leave(int time, const float* dx) {  // the gradient of an input is complete; a chunk writes only its own inputs'
     const Args<Elem>& g = walk.g;
     if (time >= walk.t0 && time < walk.t1) Packed<Elem, V>::store(g.dx.at(time, walk.b) + walk.c, dx);
     else if (time < 0 && time != kNowhere && walk.t0 == 0 && g.dwindow)
@@ -108,7 +108,7 @@ struct Gradients {
     }
     walk.forget();
   }
-  // Step t, the i-th of a round. `mine`: it belongs to the chunk. `oldest`: the gradient that is now complete.
+  // Step t, the i-th of a round. mine: it belongs to the chunk. oldest: the gradient that is now complete.
   __device__ void step(int i, int t, bool mine, float* oldest) {
     float x[V], dz[V];
     ahead.get(i, 0, x), ahead.get(i, 1, dz);
@@ -188,7 +188,7 @@ __device__ void backward(const Args<Elem>& g, char* shared) {
   __pipeline_wait_prior(0);
   float* sums = reinterpret_cast<float*>(shared);  // each warp's sums, in place of the inputs
 #pragma unroll
-  for (int j = 0; j <= K; ++j) {  // the warps of a block add up, in order
+  for (int j = 0; j <= K; ++j) {  // adds up the warps of a block, in order
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < V; ++v) sums[threadIdx.x * V + v] = of.dw[j][v];

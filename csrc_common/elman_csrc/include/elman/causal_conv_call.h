@@ -25,9 +25,9 @@ struct CausalConvCall {
   CallView x, y, dy, dx;
   std::uint64_t weight, bias;  // [C,K], [C] or null
   std::uint64_t window, last, dlast, dwindow, shares, mask, starts;
-  std::int64_t early;  // forward: whether it may begin before the previous kernel has ended, for which it then waits itself
+  std::int64_t early;  // forward: whether it may start before the previous kernel has ended; it then waits for that kernel itself
   std::uint64_t cuda_stream;
-  std::int64_t threads;  // of a CPU
+  std::int64_t threads;  // CPU only
 };
 ELMAN_LAYOUT(causal_conv, CausalConvCall, steps, batch, width, silu, x, y, dy, dx, weight, bias, window, last, dlast, dwindow,
              shares, mask, starts, early, cuda_stream, threads)

@@ -1,5 +1,5 @@
-// The causal convolution on a CPU (causal_conv_call.h has the interface). A thread takes a block of channels of a row of the batch and walks once
-// over time, with the last K - 1 inputs, and in the backward their gradients so far, at hand.
+// The causal convolution on a CPU (interface: causal_conv_call.h). Each thread takes a block of channels of one batch row and
+// walks once over time with the last K - 1 inputs and, in the backward, their gradients so far.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,10 @@ struct Walk {
   static constexpr int W = K - 1;
   static constexpr std::int64_t kNowhere = -1;
   struct Memory {
-    // weight, dweight: a row for each tap, then the bias; part: the share of some steps, which keeps a long sum exact. past: inputs, d: their
-    // gradients so far; input `first + j` modulo W is the j-th oldest.
+    // weight, dweight: a row per tap, then the bias; part: the share of some steps, which keeps a long sum accurate. past:
+    // inputs, d: their gradients so far; input `first + j` modulo W is the j-th oldest.
     alignas(64) float weight[K + 1][kBlock], dweight[K + 1][kBlock], part[K + 1][kBlock], past[W][kBlock], d[W][kBlock], dz[kBlock];
-    std::int64_t from[W];  // the step that an input is of; W - 1 - j steps before the first: kNowhere - 1 - j of the window
+    std::int64_t from[W];  // the step of an input; for the one W - 1 - j steps before the first: kNowhere - 1 - j of the window
   };
   struct Scratch {
     std::unique_ptr<Memory> memory{new Memory};
@@ -120,14 +120,14 @@ struct Walk {
     for (int j = 0; j <= K; j++)
       for (int c = 0; c < kBlock; c++) m.dweight[j][c] += m.part[j][c], m.part[j][c] = 0;
   }
-  // Nothing before this step is seen from here on.
+  // Starts a document: later steps see no earlier input.
   void restart(std::int64_t b, std::int64_t c0, int width, Memory& m) const {
     for (int j = 0; j < W; j++) {
       if (back) flush(b, c0, width, m, j);
       std::fill_n(m.past[j], width, 0.f);
     }
   }
-  // Writes the gradient of an input where it belongs.
+  // Writes the gradient of an input to dx or dwindow.
   void flush(std::int64_t b, std::int64_t c0, int width, Memory& m, int place) const {
     const std::int64_t from = m.from[place];
     m.from[place] = kNowhere;

@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   backward<Elem, K, V, silu, marked>(g, reinterpret_cast<char*>(dynamic_shared()));
 }
 
-// Steps per warp of the backward: as many as leave each multiprocessor six warps, so that few steps are read twice and few shares are added up.
+// Steps per warp of the backward: as many as leave each multiprocessor six warps, so that few steps are read twice and few
+// shares are summed.
 template <int K>
 int chunk_of(long long T, long long B, long long C) {
   const long long tile = kLanes * kChannels<K>, rows = B * ((C + tile - 1) / tile), wanted = 6LL * multiprocessors();

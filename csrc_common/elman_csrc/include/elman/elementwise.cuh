@@ -1,7 +1,7 @@
 // The elementwise skeleton on the GPU: forward, backward and a step of decoding (equations: elementwise_cell.h).
 // A warp walks all time steps of its channels, segment by segment (elementwise_ring.cuh). The backward takes segments from the last to the first: it
-// recomputes a segment's states from the checkpoint before it, keeps them in registers, and walks back. The steps of a segment are one stretch of code
-// without a branch, so that work without the state runs ahead of it.
+// recomputes a segment's states from the checkpoint before it, keeps them in registers, and walks back. The steps of a segment
+// are straight-line code, so that work without the state runs ahead of it.
 #pragma once
 
 #include <elman/launch.cuh>
@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_initial(const float* initial, int d, int c,
   for (int k = 0; k < Cell::states; ++k) h[k] = initial ? initial[std::ptrdiff_t(k) * d + c] : 0.f;
 }
 
-// Values that a lane keeps for each of its V channels. A channel's values are adjacent, so that the cell sees an array.
+// Values that a lane keeps for each of its V channels. A channel's values are adjacent, so the cell sees an array.
 template <class Cell, int V>
 struct Channels {
   float p[V][kVectors<Cell>] = {}, h[V][Cell::states] = {}, initial[V][Cell::states] = {};

@@ -29,9 +29,9 @@ struct ElementwiseCall {
   std::uint64_t mask, starts, initial;  // [T,B] bytes, [T,B] bytes, [states,d]
   CallView gy, dstream[elman::elementwise::kMostStreams];
   std::uint64_t g_last, dh0, dvector, dinitial;  // [states,B,d], [states,B,d], [vectors,B,d], [states,B,d]
-  std::int64_t early;  // step: whether it may begin before the previous kernel has ended, for which it then waits itself
+  std::int64_t early;  // step: whether it may start before the previous kernel has ended; it then waits for that kernel itself
   std::uint64_t cuda_stream;
-  std::int64_t threads;  // of a CPU
+  std::int64_t threads;  // CPU only
 };
 ELMAN_LAYOUT(elementwise, ElementwiseCall, steps, batch, width, stream, y, vector, h0, last, checkpoints, mask, starts, initial, gy,
              dstream, g_last, dh0, dvector, dinitial, early, cuda_stream, threads)

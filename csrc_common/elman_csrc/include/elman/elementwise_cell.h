@@ -14,8 +14,8 @@
 //   template <class Math, class T> static ElementwiseGrad<Cell, T> backward(T gy, const T* gh, const T* h, const T* prev, const T* x,
 //                                                                           const T* p);
 //
-// T is float on the GPU and double or float in the host build; streams and y alone are stored in fewer bits. Arrays are indexed with
-// constants only, so they live in registers. A gate uses Math::gate, whose two halves keep their digits where it is nearly shut or
+// T is float on the GPU and double or float in the host build; only streams and y are stored in fewer bits. Arrays are indexed
+// with constants only, so they live in registers. A gate uses Math::gate, which is accurate even if the gate is nearly shut or
 // nearly open (portable.h).
 //
 // The skeleton handles two things for the cell. Where the mask is 0 the state is held, y is 0, and gradients flow back only through the state.

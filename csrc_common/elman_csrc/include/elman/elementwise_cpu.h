@@ -1,5 +1,5 @@
-// The elementwise skeleton on a CPU (elementwise_call.h has the interface). A thread takes a block of channels of a row of the batch through
-// all steps; the states before every 16th step are kept, and the backward computes the others again.
+// The elementwise skeleton on a CPU (interface: elementwise_call.h). Each thread runs a block of channels of one batch row
+// through all steps; the states before every 16th step are saved, and the backward recomputes the others.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Skeleton : simd::Marked<ElementwiseCall> {
   using State = Block[S];
   struct Memory {
     State h, g, before[kSteps], after[kSteps];
-    Block x[kSteps][X], p[P], dp[P], part[P], gy, y;  // part: the share of a segment, which keeps a long sum exact
+    Block x[kSteps][X], p[P], dp[P], part[P], gy, y;  // part: a segment's share, which keeps a long sum accurate
   };
   struct Scratch {
     std::unique_ptr<Memory> memory{new Memory{}};
@@ -122,7 +122,7 @@ struct Skeleton : simd::Marked<ElementwiseCall> {
     if (c.dinitial) write(c.dinitial, dinitial, 0, b, i, n);
   }
 
-  // The gradients of the streams take their place.
+  // Writes the gradients of the streams in place of the streams.
   static void retreat(Memory& m, int s) {
     for (int i = 0; i < kBlock; i++) {
       float g[S], h[S], before[S], x[X], p[P];

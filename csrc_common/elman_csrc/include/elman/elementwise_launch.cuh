@@ -1,4 +1,4 @@
-// Launches of elementwise.cuh, and the choice of its form for a shape.
+// Launches of elementwise.cuh, and the choice of channels per lane and steps per segment for a shape.
 #pragma once
 
 #include "elementwise.cuh"
@@ -7,8 +7,8 @@ namespace elman::elementwise {
 
 constexpr int kStepThreads = 128;
 
-// Steps of a segment. A segment costs some 400 clocks beside its steps, so a warp that is alone on its scheduler takes long ones. But those of the backward
-// take registers, and shared memory decides how many warps a multiprocessor holds.
+// Steps of a segment. A segment costs some 400 clocks besides its steps, so a warp that is alone on its scheduler takes long
+// ones. But in the backward the steps take registers, and shared memory limits the warps of a multiprocessor.
 template <class Elem, class Cell, int V>
 constexpr int kForwardSteps = Cell::streams * V * int(sizeof(Elem)) <= 8 ? 2 * kSteps : kSteps;
 template <class Elem, class Cell, int V, bool marked>

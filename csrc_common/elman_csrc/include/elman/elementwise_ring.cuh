@@ -30,8 +30,8 @@ struct Args {
 template <class Cell>
 constexpr int kVectors = Cell::vectors > 0 ? Cell::vectors : 1;
 
-// The place of a lane: V channels of row `b` from `c` on. Lanes beyond the last channel repeat the last lane inside, bit for bit: a condition around each
-// store would keep the compiler from overlapping it with the next step.
+// The place of a lane: V channels of row `b` from `c` on. Lanes beyond the last channel repeat the last lane inside, bit for
+// bit: a condition around each store would keep the compiler from overlapping the store with the next step.
 template <int V>
 struct Place {
   int lane, b, first, c;  // first: channel of the warp
@@ -90,7 +90,7 @@ class Ring {
     __pipeline_commit();
     filled_ = filled_ + 1 == stages ? 0 : filled_ + 1;
   }
-  // The next segment has arrived, and the previous one is no longer read: the ring has room for one more.
+  // Waits for the next segment. The previous one is no longer read, so the ring has room for one more.
   __device__ void wait() {
     __pipeline_wait_prior(stages - 2);
     __syncwarp();

@@ -5,17 +5,17 @@
 // Block p computes channels 16 p .. 16 p + 15 of all gates, so the cell runs in a single thread:
 //
 //   forward   the block holds the rows of its channels in all k gates, 16 k x d, and multiplies h by them.
-//   backward  gh is W^T dp, k d columns for every channel. A cluster of S blocks shares them: each holds one S-th of the columns for
-//             all 16 S channels of the cluster, multiplies one S-th of dp, and sends each block its channels' partial sums through
-//             distributed shared memory. So a block reads k / S times as much per step as in the forward, and not k times.
+//   backward  gh is W^T dp, k d columns for every channel. A cluster of S blocks shares them: each block holds 1 / S of the columns
+//             for all 16 S channels of the cluster, multiplies 1 / S of dp, and sends each block its channels' partial sums through
+//             distributed shared memory. So a block reads k / S times as much per step as in the forward, not k times.
 //
 // The state (dp in the backward) is exchanged through L2 as in dense.cuh: its tensor holds a sentinel NaN some steps ahead, and readers
 // poll until no sentinel is left. All blocks must be resident together; every wait is bounded in time.
 //
-// H heads are recurrences of d channels each that exchange nothing with one another: the third dimension of the grid.
+// H heads are independent recurrences of d channels each: the third dimension of the grid.
 //
-// packed: documents start inside rows. The word before such a step is 0 instead of h, so the product there, and what the history gives to the
-// backward and to the gradient of W, need no test. Going back, what arrives before the step is dropped.
+// packed: documents start inside rows. The word before such a step is 0 instead of h, so the product there needs no test, nor
+// does what the backward and the gradient of W read from the history. The gradient that such a step passes back is dropped.
 #pragma once
 
 #include "dense_exchange.cuh"
@@ -72,7 +72,7 @@ struct Layout {  // S: blocks of a cluster of the backward. N: tiles of 8 batch 
   using Product = Part<Elem, KC, N, tiles>;
   static constexpr int partial_floats = kWarps * 8 * N * Product::stride;
   static constexpr int slot_floats = S * 8 * N * kOwned;  // partial sums of a block's channels, from each block of the cluster
-  // Bytes of each of two alternating halves: partial sums, and in the backward slots and their barrier.
+  // Bytes of each of two alternating halves: partial sums and, in the backward, the slots and their barrier.
   static constexpr int slots = partial_floats * 4, barrier = slots + (backward ? slot_floats * 4 : 0), half = barrier + 16;
   static constexpr int dbias = 2 * half, bytes = dbias + (backward ? k * kThreads * 4 : 0);  // each thread's sums of dp
 };
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   for (int i = 0; i < KC; ++i)
 #pragma unroll
     for (int n = 0; n < N; ++n) piece[i][n] = make_uint4(0, 0, 0, 0);
-  auto multiply = [&](int t) {  // on giving up, the sentinel stays, and it is a NaN
+  auto multiply = [&](int t) {  // after a timeout the sentinel remains, and it is a NaN
     const Elem* from[N];
 #pragma unroll
     for (int n = 0; n < N; ++n)  // a lane without a batch row repeats the last
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
         if (!__any_sync(~0u, top == kSentinel) || timeout.over()) break;
         if constexpr (backward) {
           look_at(i);
-        } else {  // polls for the missing pieces, also those of the next chunk, which would cost another trip
+        } else {  // polls for missing pieces, those of the next chunk too: they would cost another round trip
 #pragma unroll
           for (int j = i; j < min(KC, i + 2); ++j)
 #pragma unroll
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
   }
 
   // ---- the walk: forward t = s; backward t = T - 1 - s, and once more for the gradient of h_0 -----------------------------------
-  // Addresses used after the wait, in the first half: computed here, they cost the step nothing.
+  // Addresses used after the wait, in the first half: computing them here costs the step nothing.
   constexpr int quads = 4 * S;  // backward: a thread adds four channels of a row, and sends them to their block
   const int from = backward ? threadIdx.x / quads : row, quad = threadIdx.x % quads;
   constexpr int of_warp = 8 * N * P::stride * 4;
@@ -262,11 +262,11 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     count_at = ptx::in_block(barrier, quad / 4);
     ptx::hold(partial_in), ptx::hold(send_to), ptx::hold(count_at), ptx::hold(arrived);
   }
-  const bool odd = lane % 2;  // one of two neighbours stores both; backward: the odd one stores the next gate's
+  const bool odd = lane % 2;  // one of two neighbours stores both words; backward: the odd one stores the next gate's
   Elem* publish_at =
       exchange + (static_cast<size_t>(backward ? first_t : 1) * g.B + row0 + row) * D + own + (odd ? (backward ? d : 0) - 1 : 0);
   ptx::hold(publish_at);
-  float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // in shared memory: no register is left
+  float* const dbias = reinterpret_cast<float*>(shared + L::dbias) + threadIdx.x;  // in shared memory, because no register is left
   if constexpr (backward)
 #pragma unroll
     for (int q = 0; q < k; ++q) dbias[q * kThreads] = 0.f;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
     const bool live = !masked || in.live;
     const size_t at =
         static_cast<size_t>(t + (backward ? 0 : 1)) * g.B * D + static_cast<size_t>(row0 + row) * D + (backward ? gate : channel);
-    if (mine && s + kFilled < g.T) {  // laid out as the word will be
+    if (mine && s + kFilled < g.T) {  // in the layout of the later word
       Elem* const to = publish_at + kFilled * forth * static_cast<ptrdiff_t>(g.B) * D;
 #pragma unroll
       for (int q = 0; q < (backward ? k : 1); q += 2)
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
       }
       if constexpr (backward) {
         product.store(partial_out + half, rows);
-      } else {  // the gates of a channel lie side by side: one store and one load
+      } else {  // the gates of a channel are adjacent: one store and one load
 #pragma unroll
         for (int n = 0; n < N; ++n)
           if (8 * n + lane % 4 * 2 < rows)
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constan
 #pragma unroll
       for (int q = 0; q < k; ++q) g.dbias[static_cast<size_t>(row0 + row) * k * all + q * d + gate] = dbias[q * kThreads];
   }
-  if constexpr (backward) ptx::cluster_sync(), timeout.linger();  // no block leaves while another may still write to it
+  if constexpr (backward) ptx::cluster_sync(), timeout.linger();  // no block exits while another may still write to it
 }
 
 }  // namespace elman::gates

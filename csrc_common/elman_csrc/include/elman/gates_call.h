@@ -34,7 +34,7 @@ struct GatesCall {
   std::uint64_t mask, starts;  // [T,B] bytes, 0 = hold the state; 1 = the states are 0 before the step, held or not; or null
   std::uint64_t error, stream;  // CUDA, as in dense_call.h
   std::int64_t rows, groups, timeout_ns;  // CUDA: batch rows of a group, groups that run together
-  std::int64_t threads;  // of a CPU
+  std::int64_t threads;  // CPU only
 };
 ELMAN_LAYOUT(gates, GatesCall, steps, batch, width, columns, u, gy, w, b, h0, y, last, history, kept, memory, g_last, dp, du, dh0,
              dbias, mask, starts, error, stream, rows, groups, timeout_ns, threads)

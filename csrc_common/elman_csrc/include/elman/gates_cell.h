@@ -1,9 +1,9 @@
-// Definition of a gated cell: k products of the same h in every step, and up to three more states that enter no product.
+// Definition of a gated cell: k products of the same h in every step, and up to three more states outside the products.
 //
-//   p_t = W h_{t-1} + b              W [k d,d], the rows of a product (a gate) below those of another
+//   p_t = W h_{t-1} + b              W [k d,d]: the rows of one product (a gate) follow those of another
 //   (h_t, s_t) = Cell::forward(p_t, u_t, h_{t-1}, s_{t-1})        u_t [k d]: everything that does not depend on the state
 //
-// With heads, each head is such a recurrence of d / heads channels: its W, p and u lie behind those of the head before.
+// With heads, each head is such a recurrence of d / heads channels: its W, p and u follow those of the previous head.
 //
 // and, walking back, with gh_t and gs_t the whole gradients of h_t and s_t,
 //
@@ -30,8 +30,8 @@
 //
 // The second returns, for the gradient gi of inner, the terms to add to the first k - 1 of dp and to dh.
 //
-// With several numbers in s, the arguments s, gs and s_new are GatesMemory<T, memory> instead of T, and the results GatesState<T, memory>
-// and GatesGrad<T, gates, memory>.
+// If s has several numbers, the arguments s, gs and s_new are GatesMemory<T, memory> instead of T, and the results
+// GatesState<T, memory> and GatesGrad<T, gates, memory>.
 //
 // The backward is linear in (gh, gs): the GPU evaluates it twice, before gh is known. It reads kept, h and s rounded to the storage
 // type. T is float on the GPU and double in the host build. Arrays are indexed with constants only.

@@ -1,4 +1,4 @@
-// Gated cells on a CPU (gates_call.h has the interface). A thread takes a head of some rows of the batch through all steps.
+// Gated cells on a CPU (interface: gates_call.h). Each thread runs one head of some batch rows through all steps.
 #pragma once
 
 #include <memory>
@@ -68,7 +68,7 @@ struct Skeleton : simd::Marked<GatesCall> {
   }
 
   void forward(const simd::Matrix& first, const simd::Matrix& second, std::int64_t b0, std::int64_t rows) const {
-    simd::Rows h(rows, d), s(rows, m1 * d), p(rows, k * d);  // s: of a staged cell, what inner makes
+    simd::Rows h(rows, d), s(rows, m1 * d), p(rows, k * d);  // s: in a staged cell, the results of inner
     for (std::int64_t r = 0; r < rows; r++) {
       std::copy_n(state(c.h0, b0 + r, 0), d, h[r]);
       for (int j = 0; j < m; j++) std::copy_n(state(c.h0, b0 + r, 1 + j), d, s[r] + j * d);
@@ -77,7 +77,7 @@ struct Skeleton : simd::Marked<GatesCall> {
     for (std::int64_t t = 0; t < c.steps; t++) {
       for (std::int64_t r = 0; r < rows; r++) {
         if (fresh(t, b0 + r)) std::fill_n(h[r], d, 0.f), std::fill_n(s[r], m1 * d, 0.f);
-        keep(c.history, t, b0 + r, h[r]);  // as it enters the product; memory: as it leaves the step
+        keep(c.history, t, b0 + r, h[r]);  // history: as h enters the product; memory: as it leaves the step
       }
       first.multiply(h[0], h.step(), p[0], p.step(), rows);
       if constexpr (Cell::staged) {
@@ -155,7 +155,7 @@ struct Skeleton : simd::Marked<GatesCall> {
       for (std::int64_t r = 0; r < rows; r++) {
         Stored* out = row(c.dp, t, b0 + r, k);
         for (std::int64_t i = 0; i < k * d; i++) part[r][i] += dp[r][i], simd::store(out[i], dp[r][i]);
-        if (t % kPart == 0)  // of parts, which keeps a long sum exact
+        if (t % kPart == 0)  // summed in parts, which keeps a long sum accurate
           for (std::int64_t i = 0; i < k * d; i++) bias[r][i] += part[r][i], part[r][i] = 0.f;
         if (fresh(t, b0 + r)) std::fill_n(gh[r], d, 0.f), std::fill_n(gs[r], m1 * d, 0.f);
         else if (!held(t, b0 + r))

@@ -13,7 +13,7 @@ struct GatesHost {
   const GatesCall& call;
   const std::int64_t head, B = call.batch, d = call.columns;
 
-  T* plane(std::uint64_t address, std::int64_t t, std::int64_t b, int n = 1) const {  // the head's row b of step t of [T,B,n width]
+  T* plane(std::uint64_t address, std::int64_t t, std::int64_t b, int n = 1) const {  // the head in row b, step t of [T,B,n width]
     return at<T>(address) + (t * B + b) * n * call.width + head * n * d;
   }
   const T* view(const CallView& x, std::int64_t t, std::int64_t b, int n = 1) const {
@@ -46,7 +46,7 @@ struct GatesHost {
         }
         for (std::int64_t n = 0; n < (Cell::staged ? 2 : 1) * d; ++n) {
           const std::int64_t i = n % d;
-          const bool inner = Cell::staged && n < d;  // first of all channels: the last product is of it
+          const bool inner = Cell::staged && n < d;  // inner of all channels comes first: the last product multiplies it
           const T* before = plane(call.history, t, b);
           T p[k] = {}, u[k], keep[kept > 0 ? kept : 1] = {};
           for (int q = 0; q < k; ++q) {
@@ -79,7 +79,7 @@ struct GatesHost {
       }
   }
 
-  void backward() const {  // dh0 carries what arrives at h_t and s_t on the way back
+  void backward() const {  // dh0 carries the gradients of h_t and s_t back
     const T* w = weights();
     for (std::int64_t b = 0; b < B; ++b)
       for (std::int64_t i = 0; i < d; ++i) {

@@ -7,18 +7,18 @@
 //   dS += q do^T    dq = S_t do    df = <dS, S_{t-1} - Z>    P = (1 - f) dS (1 - Z^2)
 //   dk = P v        dv = P^T k     dW += S_{t-1}^T P         dS_{t-1} = f dS + P W^T
 //
-// Rows of S are independent, so they are the rows of a tensor core's tile: a warp has 16 of them for the whole launch, a block has one head of one row
-// of the batch. S, W, W^T and the sum dW stay in registers. The packed accumulator of one product is the left operand of the next. Sums over rows or
-// columns and outer products are products, too; only df is summed lane by lane. Transposes pass through shared memory. Operands are bf16: one number in
-// bf16, hi + lo in fp16. S and dS themselves are fp32. The state is saved in fp32 every 16 steps; the backward replays a segment into shared memory, as
-// operands of its products.
+// Rows of S are independent, so they are the rows of a tensor-core tile: a warp has 16 of them for the whole launch, a block
+// has one head of one batch row. S, W, W^T and the sum dW stay in registers. The packed accumulator of one product is the left
+// operand of the next. Sums over rows or columns and outer products are products, too; only df is summed lane by lane.
+// Transposes pass through shared memory. Operands are bf16: one number in bf16, hi + lo in fp16. S and dS themselves are fp32.
+// The state is saved in fp32 every 16 steps; the backward replays a segment into shared memory, as operands of its products.
 #pragma once
 
 #include "rows_parts.cuh"
 
 namespace elman::rows {
 
-// A document begins. Few segments have one, so the others run without the test (`packed`).
+// Starts a document. Few segments have one, so the others run without the test (`packed`).
 template <class P>
 __device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lane at) {
   load<P>(s, nullptr, at);
@@ -26,8 +26,8 @@ __device__ __forceinline__ void restart(Tile<P>& s, Left<P> (&before)[P::C], Lan
   for (int c = 0; c < P::C; c++) split<P>(before[c], s, c);
 }
 
-// The chain from state to state. Instructions of a warp start in order, and one that waits holds up all later ones. Everything else that needs the state
-// therefore reads it one step later.
+// The chain from state to state. A warp issues instructions in order, so one that waits delays all later ones. Everything else
+// that needs the state therefore reads it one step later.
 template <class P>
 struct Chain {
   Tile<P> s, z;  // z: the outer product of the next step

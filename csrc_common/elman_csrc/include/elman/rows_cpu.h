@@ -1,5 +1,5 @@
-// Row recurrences on a CPU (rows_call.h has the interface): states saved every `kSegment` steps and computed again in the backward, sums in
-// float. A row of a state is in vectors of its V columns; threads share rows of the batch and heads.
+// Row recurrences on a CPU (interface: rows_call.h): states are saved every `kSegment` steps and recomputed in the backward;
+// sums are float. A row of a state is held in vectors of its V columns; threads share batch rows and heads.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Skeleton {
   struct Memory {
     Step step[kSegment];
     State state, past[kSegment + 1], fed[kSegment];  // fed: tanh(S W + k v^T)
-    Square w, transposed, dw, part;  // part: the share of dw of a segment, which keeps a long sum exact
+    Square w, transposed, dw, part;  // part: a segment's share of dw, which keeps a long sum accurate
   };
   struct Scratch {
     std::unique_ptr<Memory> memory{new Memory};
@@ -102,13 +102,13 @@ struct Skeleton {
         for (int u = 0; u < U; u++) m->dw.row[i][u] += m->part.row[i][u];
     }
     write_state(a.ds0, b * a.heads + h, D);
-    const std::int64_t shares = std::max(K / kSegment, 1);  // as on a GPU; the first is the sum
+    const std::int64_t shares = std::max(K / kSegment, 1);  // as on a GPU; the first share is the sum
     float* to = at<float>(a.dw) + (b * a.heads + h) * shares * V * V;
     std::fill(to, to + shares * V * V, 0.f);
     for (int i = 0; i < V; i++) copy(to + i * V, m->dw.row[i]);
   }
 
-  // now = f old + (1 - f) tanh(old W + k v^T); both may be the same.
+  // now = f old + (1 - f) tanh(old W + k v^T); now and old may be the same.
   static void advance(const Step& x, const Square& w, const State& old, State& now, State& fed) {
     for (int i = 0; i < K; i++) {
       Line sum;

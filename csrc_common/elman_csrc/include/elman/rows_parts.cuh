@@ -40,9 +40,9 @@ struct Plan {
   static constexpr int M = K / 16, N = V / 8, C = V / 16;  // tiles of 16 rows, one per warp; tiles of 8 columns; pairs of those
   static constexpr int threads = 32 * M;
   static constexpr int parts = std::is_same_v<Elem, __nv_bfloat16> ? 1 : 2;  // bf16 numbers of an operand: hi, or hi + lo
-  static constexpr bool small = C * parts == 1;  // registers suffice for two steps of the backward at once
+  static constexpr bool small = C * parts == 1;  // two steps of the backward fit the registers at once
   static constexpr int blocks =
-      M == 4 && parts == 1 ? 4 : 1;  // least blocks of the backward on a multiprocessor; the forward has twice as many
+      M == 4 && parts == 1 ? 4 : 1;  // minimum of the backward's blocks per multiprocessor; the forward has twice as many
 };
 
 template <class P>
@@ -205,7 +205,7 @@ __device__ __forceinline__ void add_outer(Tile<P>& c, const unsigned (&x)[2], co
 #pragma unroll
   for (int n = 0; n < P::N; n++) matrix::mma_16x8x8<typename P::Elem>(c[n], a, y[n] & slot);
 }
-// Writes column j of a product; only the lanes that have it do.
+// Keeps column j of a product, in the lanes that have it (`mine`).
 __device__ __forceinline__ void keep(float (&to)[4], const float (&made)[4], int j, bool mine) {
 #pragma unroll
   for (int e = 0; e < 4; e++) to[e] = mine && e % 2 == (j & 1) ? made[e] : to[e];
@@ -295,14 +295,14 @@ __device__ __forceinline__ void store(float* to, const Tile<P>& s, int row0, Lan
   }
 }
 
-// As columns, of a matrix of V rows.
+// Stores the warp's rows as columns of a matrix of V rows.
 template <class P>
 __device__ __forceinline__ void store_turned(float* to, const Tile<P>& s, int row0, Lane at) {
 #pragma unroll
   for (int i = 0; i < P::N * 4; i++) to[(8 * (i / 4) + 2 * at.t + i % 2) * P::V + row0 + 8 * (i % 4 / 2) + at.g] = s[i / 4][i % 4];
 }
 
-// Eight steps' sums over the warp's rows.
+// Stores eight steps' sums over the warp's rows.
 template <class P>
 __device__ __forceinline__ void store_sums(float* to, const float (&sum)[P::C][4], Lane at) {
 #pragma unroll
@@ -331,7 +331,7 @@ __device__ __forceinline__ void write_sums(typename P::Elem* to, Shared<P, back>
   }
 }
 
-// The warp's 16 rows of dq or dk: two neighbours of step `at.g` a lane, if the step is there.
+// Stores the warp's 16 rows of dq or dk: each lane two neighbours of step `at.g`, if the step exists (`there`).
 template <class P>
 __device__ __forceinline__ void store_keys(typename P::Elem* to, const float (&x)[4], bool there) {
   const unsigned low = matrix::transposed(Storage<typename P::Elem>::pack(x)),
