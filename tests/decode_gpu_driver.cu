@@ -1,5 +1,5 @@
-// For test_kernels_sanitized.py: what decoding does with few rows, on small problems, to be run under compute-sanitizer, or on emulated
-// threads under AddressSanitizer. With a cell its step, without one the linear maps, the norm and the draw.
+// For test_kernels_sanitized.py: the decoding kernels on small problems, to be run under compute-sanitizer, or on emulated
+// threads under AddressSanitizer. With a cell its step; without one the linear maps, the norm and the draw.
 #include "decode_cuda.cu"
 
 #include "gpu_driver.h"
@@ -11,7 +11,7 @@ constexpr int most_early = 1;
 #else
 constexpr int most_early = 0;
 #endif
-constexpr int numbers_of_rows[] = {1, 8, 16, 33, 64};  // each of the kernels; 33: with tiles that are not full
+constexpr int numbers_of_rows[] = {1, 8, 16, 33, 64};  // each of the kernels; 33: with partly filled tiles
 
 std::size_t area(std::int64_t rows, std::int64_t columns) { return static_cast<std::size_t>(rows * columns); }
 
@@ -45,7 +45,7 @@ void run(int early) {
   for (int rows : {8, 17}) step(rows, 2200, 16, false, early);  // more chunks than are loaded together
 }
 #else
-// Beside the first map, as many as there are more numbers of outputs.
+// columns: outputs of the first map, then of each further map.
 void linear(int rows, int inputs, std::vector<int> columns, bool bias, int activated, int early) {
 #if ELMAN_DTYPE != 1
   Outputs outputs;
@@ -94,7 +94,7 @@ void draw(int rows, int classes, Rule rule, int early) {
     call.waits = address(on_device(waits));
   }
   const auto was_seen = [](int j) { return j % 3 == 0; };
-  unsigned char* seen = nullptr;  // read where there is a penalty, and nowhere else
+  unsigned char* seen = nullptr;  // read only if there is a penalty
   if (rule.penalty != 1) {
     std::vector<unsigned char> before(area(rows, classes));
     for (std::size_t i = 0; i < before.size(); ++i) before[i] = was_seen(static_cast<int>(i % classes));
@@ -116,12 +116,12 @@ void draw(int rows, int classes, Rule rule, int early) {
 
 void run(int early) {
   for (int rows : numbers_of_rows) linear(rows, 72, {40}, rows != 1, rows == 16 ? 40 : 24, early);
-  linear(8, 2600, {16}, true, 16, early);  // more chunks than are loaded together, as in the next
+  linear(8, 2600, {16}, true, 16, early);  // more chunks than are loaded together, as in the next line
   linear(64, 1096, {24}, false, 0, early);
   for (int rows : {1, 33}) linear(rows, 72, {40, 7, 16, 1, 33}, false, 0, early);
   for (bool residual : {false, true}) {
     for (int rows : {1, 64}) norm(rows, 40, residual, early);
-    norm(3, 2600, residual, early);  // more columns than are on their way together
+    norm(3, 2600, residual, early);  // more columns than are in flight together
   }
   for (int classes : {50, 256})
     for (Rule rule : {Rule{1, 0, 0, -1}, Rule{1.3, 0, 0, -1}, Rule{1, 0.8, 0, -1}, Rule{1, 0.8, 5, -1}, Rule{1, 1, 0, 0.1},

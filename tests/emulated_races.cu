@@ -1,5 +1,5 @@
-// For test_kernels_races.py: small kernels that race, each beside one that does not. `emulated_races NAME` runs one of them, 128 threads; of clusters,
-// on two blocks of 64.
+// For test_kernels_races.py: small kernels that race, each beside one that does not. `emulated_races NAME` runs one of them
+// with 128 threads or, for clusters, two blocks of 64.
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 
 alignas(16) unsigned char shared[4096];
-alignas(16) float given[128], taken[128];  // where others may look: so they are written
+alignas(16) float given[128], taken[128];  // visible to other files, so that writes are not removed
 
 namespace {
 
@@ -18,7 +18,7 @@ using elman::matrix::team_barrier;
 
 float* const x = reinterpret_cast<float*>(shared);
 
-// x[i] by thread i, and x[from] after `order`.
+// Thread i writes x[i] and, after `order`, reads x[i ^ apart].
 template <class Order>
 std::function<void()> read_after(Order order, unsigned apart) {
   return [=] {
@@ -29,7 +29,7 @@ std::function<void()> read_after(Order order, unsigned apart) {
   };
 }
 template <class Between>
-std::function<void()> copied(Between between) {  // 16 bytes a thread
+std::function<void()> copied(Between between) {  // 16 bytes per thread
   return [=] {
     const unsigned i = threadIdx.x;
     __pipeline_memcpy_async(x + 4 * i, given + 4 * (i % 32), 16);
@@ -48,7 +48,7 @@ const std::map<std::string, std::function<void()>> kernels = {
     {"shuffle", read_after([](unsigned) { __shfl_xor_sync(~0u, 0.f, 1); }, 1)},
     {"warp_barrier", read_after([](unsigned) { __syncwarp(); }, 1)},
     {"warp_barrier_for_a_block", read_after([](unsigned) { __syncwarp(); }, 64)},
-    {"half_of_the_warps",  // the others do not take part, and read what these wrote
+    {"half_of_the_warps",  // the others skip the barrier, and read what these wrote
      read_after([](unsigned i) { i < 64 ? team_barrier(1, 64) : __syncwarp(); }, 64)},
     {"both_halves", read_after([](unsigned i) { team_barrier(i < 64 ? 1 : 2, 64); }, 32)},
     {"halves_apart", read_after([](unsigned i) { team_barrier(i < 64 ? 1 : 2, 64); }, 64)},
@@ -87,7 +87,7 @@ const std::map<std::string, std::function<void()>> kernels = {
 
 namespace ptx = elman::ptx;
 
-// A block of a cluster has two mbarriers, which count 16 bytes of each thread of a block, in phase 0.
+// Each block of a cluster has two mbarriers. In phase 0 each counts 16 bytes per thread of a block.
 struct InCluster {
   float* const x = reinterpret_cast<float*>(ptx::dynamic_shared());
   const unsigned i = threadIdx.x, base = ptx::shared_address(x);
@@ -115,7 +115,7 @@ std::function<void()> in_cluster(Body body) {
     ptx::cluster_sync();
   };
 }
-// Block 0 reads and sends, as `body` has it. Block 1 writes to what was read, by st.async, when all that has arrived.
+// Block 0 reads and sends, as `body` says. Block 1 overwrites what was read, by st.async, once all of that has arrived.
 template <class Body>
 std::function<void()> sent_back(Body body) {
   return in_cluster([=](const InCluster& c) { blockIdx.x == 0 ? body(c) : (c.wait(), c.send(c.i)); });

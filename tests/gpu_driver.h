@@ -1,5 +1,5 @@
-// What the drivers share that run under compute-sanitizer (test_kernels_sanitized.py). Every buffer is a cudaMalloc of its own, of exactly
-// the bytes that its kernel may touch: so an access beyond one is seen. Outputs hold NaN until they are written.
+// Shared by the drivers that run under compute-sanitizer (test_kernels_sanitized.py). Every buffer is a cudaMalloc of its own,
+// of exactly the bytes that its kernel may touch, so that an access beyond it is seen. Outputs hold NaN until they are written.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ inline void must(bool good, const char* what) {
   std::printf("failed: %s\n", what);
   std::exit(1);
 }
-inline void must_succeed(const char* said) { must(said == nullptr, said); }  // what an interface of a module returns
+inline void must_succeed(const char* said) { must(said == nullptr, said); }  // said: the return value of a module's function
 
 template <class T>
 T* on_device(const std::vector<T>& values) {
@@ -33,7 +33,7 @@ std::vector<T> on_host(const T* p, std::size_t count) {
 }
 
 template <class T>
-T* filled(std::size_t count, float scale, unsigned seed, float middle = 0.f) {  // within scale / 2 of it; seed 0: NaN
+T* filled(std::size_t count, float scale, unsigned seed, float middle = 0.f) {  // within scale / 2 of `middle`; seed 0: NaN
   std::vector<T> values(count);
   for (auto& v : values) {
     seed = seed ? seed * 1664525u + 1013904223u : 0;
@@ -54,7 +54,7 @@ std::uint64_t address(T* p) {
   return reinterpret_cast<std::uint64_t>(p);
 }
 
-// What kernels are to write, by name.
+// Outputs of kernels, by name.
 class Outputs {
  public:
   template <class T>

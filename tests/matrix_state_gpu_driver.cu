@@ -21,11 +21,11 @@ constexpr int keys = 2 + Cell::vectors, inputs_of_token = keys + Cell::lines;  /
 constexpr int packed_step = H * (keys * N + Cell::lines * V);
 
 struct Variant {
-  bool masked, packed, carried;  // carried: a state comes in, and a gradient of the last one
+  bool masked, packed, carried;  // carried: there is an initial state, and a gradient of the last one
 };
 constexpr Variant variants[] = {{false, false, true}, {false, true, false}, {true, true, true}, {true, false, false}};
 
-// q, k, vectors and lines, or their gradients: slices of one tensor, or a tensor each.
+// q, k, vectors and lines, or their gradients: slices of one tensor, or separate tensors.
 template <class Make>
 void views(bool packed, CallRows (&to)[inputs_of_token], Make make) {
   Elem* next = packed ? make("of the packed inputs", std::size_t(B) * T * packed_step) : nullptr;
@@ -39,7 +39,7 @@ bool can_be_packed(std::int64_t align) {  // `sliceable` of matrix/run.py
   return packed_step * sizeof(Elem) % align == 0 && H * N * sizeof(Elem) % align == 0 && H * V * sizeof(Elem) % align == 0;
 }
 
-// A scalar of a head is float where it is given.
+// A scalar is float if given.
 template <class Make>
 std::uint64_t scalar(elman::ScalarKind kind, Make make) {
   return kind == elman::ScalarKind::given ? address(make(float())) : address(make(Elem()));
@@ -71,7 +71,7 @@ void take(MatrixCall& call, const Variant& variant, Outputs& outputs) {
   if constexpr (Backward::keeps_r) {
     constexpr std::size_t used = std::size_t(H) * V * (segments * N + T), row = (used + 7) / 8 * 8;
     if constexpr (used == row) call.saved = address(outputs.make<Elem>("saved", B * row));
-    else call.saved = address(filled<Elem>(B * row, 0, 0));  // the end of a row is nobody's
+    else call.saved = address(filled<Elem>(B * row, 0, 0));  // the padding of a row stays unwritten
   } else {
     call.saved = address(outputs.make<float>("saved", states * segments));
   }

@@ -1,6 +1,7 @@
-// What racecheck makes of an order by st.async, which is how E23's blocks exchange: the same program five times, on a cluster of two blocks. Each
-// round, two warps write sums, which the first warp reads after __syncthreads. It sends a number to both blocks, and all wait for both numbers before they write
-// again. test_kernels_races.py says which of these race: `by_one` if it counts what PTX does not promise, and `unordered`.
+// Whether racecheck sees the order made by st.async, with which E23's blocks exchange: the same program five times, on a
+// cluster of two blocks. Each round, two warps write sums, which the first warp reads after __syncthreads. It sends a number to
+// both blocks, and all threads wait for both numbers before they write again. test_kernels_races.py says which of these race:
+// `unordered` and, strictly by PTX, `by_one`.
 #include <cuda_runtime.h>
 
 #include <elman/dense_ptx.cuh>
@@ -11,11 +12,11 @@
 namespace ptx = elman::ptx;
 
 enum class Sent {
-  with_barrier,  // all of a block also meet
-  by_each,  // every thread that reads sends
-  after_meeting,  // two lanes send for the warp, which has met
-  by_one,  // they send a sum over the warp, by shuffles
-  unordered  // nobody sends or waits
+  with_barrier,  // all threads of a block also meet
+  by_each,  // every thread that reads also sends
+  after_meeting,  // two lanes send for the warp, after it has met
+  by_one,  // they send a sum over the warp, made by shuffles
+  unordered  // no thread sends or waits
 };
 constexpr int kBlocks = 2, kHalf = 64 * 4, kBarriers = kHalf + 2 * kBlocks * 32 * 16;
 

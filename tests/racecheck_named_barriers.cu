@@ -1,5 +1,6 @@
-// What racecheck makes of named barriers: the same program four times. Two warps write a buffer ahead of two that read it, and all meet at
-// barrier 1 each round. `own`: the writers also meet once among themselves, at barrier 2, whose number is in a register or in the instruction.
+// Whether racecheck understands named barriers: the same program four times. Two warps write a buffer ahead of two that read
+// it, and all meet at barrier 1 each round. own: the writers also meet among themselves once, at barrier 2, whose number is in
+// a register or in the instruction.
 #include <cstdio>
 #include <cstdlib>
 #include <cuda_runtime.h>

@@ -1,15 +1,17 @@
-// A detector of races in the shared memory of blocks of emulated threads: two accesses to a place, one of them a write, of which neither
-// happens before the other. Time is a clock of each thread, and for each thread what it has seen of the others' clocks. Barriers alone
-// order threads: __syncthreads, bar.sync over a part of a block, __syncwarp, barrier.cluster, mbarriers. Shuffles, mma, movmatrix and ldmatrix
-// order nothing, as PTX has it, nor do words that blocks exchange through global memory.
+// A detector of races in the shared memory of blocks of emulated threads: two accesses to a place, at least one of them a
+// write, neither of which happens before the other. Each thread has a clock, and the time that it has seen of every other
+// thread's clock. Only barriers order threads: __syncthreads, bar.sync over a part of a block, __syncwarp, barrier.cluster,
+// mbarriers. Shuffles, mma, movmatrix and ldmatrix order nothing, as PTX defines, nor do words that blocks exchange through
+// global memory.
 //
-// An mbarrier has a clock, too: its phases. st.async writes from when it is issued until the phase ends that counts it, so it comes after what its thread
-// did before, and before what a thread does that has seen that phase end, or has heard of it: not before what its own thread does next. Who sees
-// a phase end has seen what all had done that armed the barrier in that phase or sent what it counts.
+// An mbarrier has a clock, too: its phases. st.async may write from its issue until the end of the phase that counts it. So it
+// comes after what its thread did before, and before what a thread does that has seen that phase end, itself or through others;
+// what its own thread does next is not ordered with it. A thread that sees a phase end has seen everything that was done before
+// by the threads that armed the barrier in that phase or sent what it counts.
 //
-// A program is compiled with -fsanitize=thread -DEMULATED_RACES, so that the compiler calls a hook before each access, and linked with this
-// file, which is compiled without, in place of ThreadSanitizer's library. Shared memory is looked at in places of two bytes. Its value is not: a
-// number that many threads write alike is a race.
+// A program is compiled with -fsanitize=thread -DEMULATED_RACES, so that the compiler calls a hook before each access. It is
+// linked with this file, which is compiled without and replaces ThreadSanitizer's library. Shared memory is tracked in places
+// of two bytes. Values do not matter: a number that many threads write alike is a race.
 //
 // At the end: a line for each pair of instructions that race, then "N races in shared memory, of M accesses"; exit code 9 if there are any.
 #include "races.h"
@@ -30,20 +32,20 @@ using Clock = unsigned;
 using Address = std::uintptr_t;
 
 struct Access {
-  Address where = 0;  // after the instruction
+  Address where = 0;  // the address after the instruction
   Clock clock = 0;
-  int thread = -1;  // for a read `threads` more; or the number of an mbarrier, whose phases are the clock
+  int thread = -1;  // for a read, `threads` more; or the number of an mbarrier, whose phases are the clock
 };
 struct Mbarrier {
   int number;
   Clock phases = 0;
-  std::vector<Clock> seen;  // by who arrived in the phases before this one
+  std::vector<Clock> seen;  // by threads that arrived in the phases before this one
 };
 struct Place {
   Access write;
-  std::vector<Access> reads;  // since then; of those that happened before another of them not all
-  std::size_t enough = 16;  // of reads, to look for such
-  bool copied = false;  // now, by the thread of `write`, without its waiting
+  std::vector<Access> reads;  // since the write; those that happened before another of them may be missing
+  std::size_t enough = 16;  // number of reads at which to look for such
+  bool copied = false;  // an asynchronous copy by the thread of `write` is in flight
 };
 
 struct Shared {  // memory of a block
@@ -63,10 +65,10 @@ struct Detector {
   std::vector<std::vector<Clock>> seen;  // [thread][of threads' writes, of their reads, of mbarriers]
   std::map<const void*, Mbarrier> mbarriers;
   std::map<const void*, std::vector<int>> arrived;
-  std::map<const void*, std::vector<Clock>> seen_by_tellers;  // by those who did not wait
+  std::map<const void*, std::vector<Clock>> seen_by_tellers;  // seen by threads that did not wait
   std::set<std::pair<Address, Address>> told;
   std::uint64_t races = 0, accesses = 0, look = 0;
-  std::vector<std::uint64_t> looked;  // [thread]: the last look at a place in which it was found
+  std::vector<std::uint64_t> looked;  // [thread]: the last look that found it in a place
 
   Access access(Address where, int thread) { return {where, seen[current][thread], thread}; }
   void tick(int thread) { seen[thread][thread]++, seen[thread][threads + thread]++; }
@@ -91,7 +93,7 @@ struct Detector {
     }
   }
 
-  // Reads that happened before another one: what is ordered with the later one is ordered with them.
+  // Forgets reads that happened before another one: what is ordered with the later one is ordered with them.
   void forget(Place& x) {
     look++;
     auto kept = x.reads.end();
@@ -147,7 +149,7 @@ struct Detector {
     threads = 0;
   }
 
-  // An operation on an mbarrier must come after its initialisation; among themselves they need no order.
+  // An operation on an mbarrier must come after its initialisation; such operations need no order among themselves.
   Mbarrier& on(const void* mbarrier, Address where) {
     read(mbarrier, kMbarrier, where);
     return mbarriers.at(mbarrier);
@@ -248,7 +250,7 @@ void __tsan_write_range(void* p, std::size_t bytes) {
   if (detector != nullptr) detector->write(p, bytes, HERE);
 }
 
-// Calls of these are not hooked: the linker sends them here (--wrap).
+// Calls of these are not hooked: the linker redirects them here (--wrap).
 void* __real_memcpy(void*, const void*, std::size_t);
 void* __real_memset(void*, int, std::size_t);
 void* __wrap_memcpy(void* to, const void* from, std::size_t bytes) {

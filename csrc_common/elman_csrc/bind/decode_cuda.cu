@@ -1,6 +1,5 @@
-// What decoding does with few rows as a module for one storage type: with a cell the step of its recurrence; without one the
-// linear map, the norm, and the draw of a class.
-// Compiled with
+// Decoding of few rows as a module for one storage type: with a cell, a step of its recurrence; without one, the linear map, the
+// norm, and the draw of a class. Compiled with
 //   -DELMAN_DTYPE=code of the storage (dtype.h)
 //   -DELMAN_CELL_HEADER="path/of/cell.h"  -DELMAN_CELL=elman::e42::Cell     for a cell
 #include <elman/decode_call.h>
@@ -41,7 +40,7 @@ decode::Args<Elem> describe(const Call& call) {
 template <class Cell>
 const char* product(const decode::Args<Elem>& g, bool early, CUstream_st* stream) {
   if (g.inputs % 8) return "the columns of x must be a multiple of 8";
-  // Up to 8 rows stand in shared memory whole; where they are too wide for that, the kernel for more rows takes them as well.
+  // Up to 8 rows are copied to shared memory whole; if they are too wide for it, the kernel for more rows takes them.
   const bool fits = decode::shared_bytes<Cell, 1>(g.rows, g.inputs, g.outputs) <= decode::most_shared_bytes();
   if (g.rows <= 8 && fits) return said(decode::launch<Elem, Cell, 1>(g, early, stream));
   if (g.rows <= 16) return said(decode::launch<Elem, Cell, 2>(g, early, stream));

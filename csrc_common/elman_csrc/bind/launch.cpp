@@ -2,8 +2,8 @@
 // It is compiled once per Python and machine, with pybind11's headers and none of torch's; modules contain no Python at all.
 //
 // Python describes a family of modules as a table: the type of each argument, and the arguments of each function. The module says
-// where they lie in its structure. Every tensor is checked against the table: dtype, device, sizes, and whether a kernel can read
-// it in place. A fault is one line, raised as the exception given to `raises`.
+// where they lie in its structure. Every tensor is checked against the table: dtype, device, sizes, and whether a kernel can
+// read it in place. An error is one line, raised as the exception given to `raises`.
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -26,23 +26,22 @@ namespace {
 enum class Type {
   storage,  // the dtype of the first tensor
   compute,  // float, or double beside double
-  either,  // one of these
+  either,  // storage or compute
   flag,  // bool or uint8
   index,  // int64
-  number,  // no tensor, but an int64
-  real,  // or a double
+  number,  // an int64, not a tensor
+  real,  // a double, not a tensor
 };
 constexpr const char* kTypes[] = {"storage", "compute", "either", "bool", "index", "int", "float"};
 
 struct Field {
   std::string name;
   Type type;
-  std::optional<std::string>
-      shape;  // a letter for each size, the same wherever it occurs; U is T + 1, ? anything; none: of any shape
+  std::optional<std::string> shape;  // a letter for each size, equal wherever it recurs; U is T + 1, ? any size; none: any shape
   int first,
       strides;  // the first dimension whose stride is written, and how many; one before it is evenly spaced, those after are adjacent
   std::size_t at, each;  // offset in the structure; bytes of one element
-  int most;  // most elements of a list; 0: no list
+  int most;  // maximum length of a list; 0: not a list
   std::size_t count, lengths;  // for a list: offsets of its length and of each element's first size, if any
   PyObject* key;  // the name as a Python object
 };
@@ -51,7 +50,7 @@ struct Family {
   std::size_t bytes = 0;
   std::vector<Field> fields;
   std::vector<std::pair<char, std::size_t>> sizes;  // offsets of the letters' values
-  std::map<std::string, std::uint64_t> functions;  // the fields of each, as bits
+  std::map<std::string, std::uint64_t> functions;  // the fields that each needs, as bits
 };
 
 PyObject* exception = PyExc_RuntimeError;
@@ -61,7 +60,7 @@ PyObject* exception = PyExc_RuntimeError;
   throw py::error_already_set();
 }
 
-// A tensor in DLPack's layout, and the functions with which torch fills one in without going through Python. DLPack 1.x.
+// A tensor in DLPack's layout, and the table of functions by which torch fills it in without Python. DLPack 1.x.
 struct Lent {
   std::byte* data;
   std::int32_t device_type, device, dims;  // device_type 2: CUDA
@@ -76,8 +75,8 @@ struct Exchange {
   int (*lend)(PyObject*, Lent*);
 };
 
-// Names of a tensor's Python methods: torch's headers would tie this module to one version of torch. Versions without DLPack's function
-// table are read through these methods.
+// Names of a tensor's Python methods, used for versions of torch without DLPack's function table. torch's headers would tie
+// this module to one version of torch.
 struct Names {
   py::object tensor, dtypes[7];  // of elman/dtype.h, then bool, uint8, int64
   const Exchange* exchange = nullptr;
@@ -94,7 +93,7 @@ struct Names {
   }
 };
 const Names& names() {
-  static const Names* const made = new Names;  // never destroyed: Python may be gone by then
+  static const Names* const made = new Names;  // never destroyed: Python may have ended by then
   return *made;
 }
 
@@ -177,7 +176,7 @@ class Module {
     for (const auto& row : fields) {
       const auto [name, type, shape, first, strides, list] =
           row.cast<std::tuple<std::string, std::string, std::optional<std::string>, int, int, bool>>();
-      if (!members.count(name)) continue;  // only the operator has this argument
+      if (!members.count(name)) continue;  // only the operator takes this argument
       const auto* const known = std::find(std::begin(kTypes), std::end(kTypes), type);
       const std::size_t each = 8 * (1 + strides), bytes = members[name].bytes;
       if (known == std::end(kTypes) || (list ? bytes % each : bytes - each)) fail(title, "its member " + name + kOther);
@@ -213,7 +212,7 @@ class Module {
     reinterpret_cast<void (*)(std::int64_t*)>(must_find("info"))(out);
     return py::make_tuple(out[0], out[1], out[2], out[3]);
   }
-  // A function that takes a call. On the host there is one per dtype.
+  // Finds a function that takes a call. On the host there is one per dtype.
   void* must_find(const std::string& function, int dtype = -1) const {
     void*& known = found_[{function, dtype}];
     if (!known) known = find(function);
@@ -232,7 +231,7 @@ class Module {
   mutable std::map<std::pair<std::string, int>, void*> found_;
 };
 
-// One call's structure, filled in. It keeps the tensors alive as long as it exists.
+// One call's structure, filled in. It keeps the tensors alive while it exists.
 class Call {
  public:
   Call(const Module& module, const py::kwargs& given) : module_(module), memory_(module.family.bytes) { set(given); }

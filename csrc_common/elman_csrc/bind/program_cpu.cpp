@@ -1,4 +1,4 @@
-// Binding of recorded programs on a CPU. The interface: program_call.h.
+// Binding of recorded programs on a CPU. Interface: program_call.h.
 #include <elman/program_call.h>
 #include <elman/program_cpu.h>
 

@@ -1,5 +1,5 @@
-// Misaligned addresses, at which a GPU ends a kernel. The compiler looks at typed pointers (-fsanitize=alignment) and reports to the function below, which
-// takes the place of libubsan's; what stands for an instruction on an address looks itself, with `aligned`.
+// Misaligned addresses, which end a kernel on a GPU. The compiler checks typed pointers (-fsanitize=alignment) and calls the
+// handler below, which replaces libubsan's; emulated instructions check their addresses with `aligned`.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace emulated {
 
-struct Mismatch {  // as the compiler lays it out
+struct Mismatch {  // in the compiler's layout
   const char* file;
   unsigned line, column;
   const struct {
@@ -19,7 +19,7 @@ struct Mismatch {  // as the compiler lays it out
   unsigned char log_alignment, access;
 };
 
-// Ends the kernel. On a GPU, dynamic shared memory and every tensor of its own begin at more than a multiple of 16, so `bytes` is at most that.
+// Ends the kernel. `bytes` is at most 16: a GPU aligns dynamic shared memory and every tensor's own memory to more than that.
 [[noreturn]] inline void misaligned(const char* file, unsigned line, const char* what, std::size_t bytes, std::uintptr_t address) {
   const char* const name = std::strrchr(file, '/');
   char text[sizeof fault];

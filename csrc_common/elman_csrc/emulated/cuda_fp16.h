@@ -1,4 +1,4 @@
-// float16, as the compiler has it.
+// float16, the compiler's own type.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -32,7 +32,7 @@ struct dim3 {
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 inline dim3 threadIdx, blockIdx, gridDim, blockDim;
-struct alignas(16) uint4 {  // aligned as CUDA's own
+struct alignas(16) uint4 {  // aligned like CUDA's own
   unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
@@ -51,13 +51,13 @@ using cudaStream_t = CUstream_st*;
 using cudaError_t = int;
 constexpr int cudaSuccess = 0, cudaErrorInvalidConfiguration = 1, cudaErrorMisalignedAddress = 716;
 namespace emulated {
-inline char fault[256];  // why the kernel was ended; empty if it was not
+inline char fault[256];  // why the kernel was stopped; empty if it was not
 }
 inline const char* cudaGetErrorString(int error) {
   return error == cudaErrorMisalignedAddress ? emulated::fault : "invalid configuration: a grid or a block larger than a GPU takes";
 }
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
-inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly so many bytes: AddressSanitizer sees accesses beyond
+inline cudaError_t cudaMalloc(void** p, std::size_t bytes) {  // exactly `bytes`, so that AddressSanitizer sees accesses beyond
   *p = std::malloc(bytes);
   return *p != nullptr ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
@@ -163,9 +163,9 @@ inline int cluster_blocks = 1;
 inline long long clocks = 0;
 inline std::vector<char*> stacks;  // stacks of threads, reused by the next block
 inline bool backwards = false;
-// With EMULATED_STALLED=n, one block after another does not run for n turns of the others, and a store into another block takes some turns.
+// With EMULATED_STALLED=n, each block in turn pauses for n turns of the others, and stores into other blocks take some.
 inline unsigned stalled = 0;
-inline unsigned long long turn = 0;  // of all blocks that run together; a microsecond
+inline unsigned long long turn = 0;  // turns of all blocks that run together; a turn is a microsecond
 struct Store {
   unsigned long long lands;
   std::function<void()> land;
@@ -180,7 +180,7 @@ inline std::vector<Store> on_their_way;
   std::strncpy(fault, why, sizeof fault - 1);
   _longjmp(block->scheduler, 1);
 }
-// swapcontext would make the system set the signal mask each time, which takes longer than a thread's work in between.
+// swapcontext would set the signal mask by a system call each time, which takes longer than a thread's work in between.
 inline void yield() {
   if (!_setjmp(block->threads[block->current].left)) _longjmp(block->scheduler, 1);
 }
@@ -190,7 +190,7 @@ inline void go_on(Thread& thread) {
   thread.begun = true;
   setcontext(&thread.context);
 }
-// orders: the barrier orders accesses before it and after it.
+// orders: whether the barrier orders the accesses before it and after it.
 inline void arrive(Barrier& b, int count, bool orders) {
   block->progress++;
   if (++b.arrived < count) return;
@@ -203,11 +203,11 @@ inline void wait(Barrier& b, int count, bool orders = true) {
   arrive(b, count, orders);
   while (b.generation == mine) yield();
 }
-inline void tell(Barrier& b, int count) {  // threads that signal and continue
+inline void tell(Barrier& b, int count) {  // for threads that signal and continue
   races::tell(&b);
   arrive(b, count, true);
 }
-// Every lane gives its words and sees those of all lanes. This orders no access to memory.
+// Every lane gives its words and gets those of all lanes. This orders no memory accesses.
 inline const Words* exchange(const void* mine, int bytes) {
   Thread& thread = block->threads[block->current];
   Warp& warp = block->warps[block->current / 32];
@@ -236,7 +236,7 @@ inline void enter() {
   block->progress++;
   yield();
 }
-// Runs a warp as far as it gets without the others, or until it waits for the `most`-th time. Returns whether any of it is left.
+// Runs a warp as far as it gets without the others, or until it waits for the `most`-th time. Returns whether any is left.
 inline bool run_warp(Block& now, int warp, int threads, int most = 1 << 30) {
   for (;;) {
     const auto before = now.progress;
@@ -257,7 +257,7 @@ void prepare(Block& made, const dim3& index, int threads, unsigned char* shared,
   made.index = index, made.first = first, made.shared = shared;
   made.threads.resize(threads), made.warps.resize((threads + 31) / 32);
   made.run = [](const void* it) { (*static_cast<const Kernel*>(it))(); }, made.kernel = &kernel;
-  std::memset(shared, 0xff, bytes);  // arbitrary contents at the start: NaN
+  std::memset(shared, 0xff, bytes);  // arbitrary initial contents: NaN
   while (stacks.size() < std::size_t(first + threads)) stacks.push_back(new char[kStack]);
   for (int i = 0; i < threads; i++) {
     ucontext_t& context = made.threads[i].context;
@@ -290,8 +290,8 @@ cudaError_t launch(unsigned blocks, int threads, unsigned char* shared, std::siz
   block = nullptr;
   return *fault ? cudaErrorMisalignedAddress : cudaSuccess;
 }
-// Runs the blocks of a grid in rows along x, one row after another. The blocks of a row run in turns, because they wait for each other. `each`: blocks per
-// cluster.
+// Runs the blocks of a grid in rows along x, one row after another. The blocks of a row take turns, because they wait for each
+// other. each: blocks per cluster.
 template <class Kernel>
 cudaError_t launch_together(const dim3& grid, int threads, int each, std::size_t bytes, const Kernel& kernel) {
   backwards = std::getenv("EMULATED_BACKWARDS") != nullptr;

@@ -6,21 +6,21 @@
 namespace emulated::races {
 
 #ifdef EMULATED_RACES
-void begin(const void* shared, std::size_t bytes, int threads);  // a block begins, beside those that have begun
-void end();  // all of them
-void run(int thread);  // `thread` runs from here on, counted over all blocks
-void arrive(const void* barrier);  // it arrives
-void tell(const void* barrier);  // it arrives and does not wait, so it sees no writes of the others
+void begin(const void* shared, std::size_t bytes, int threads);  // a block begins, besides those that run
+void end();  // all blocks end
+void run(int thread);  // thread `thread`, counted over all blocks, runs from here on
+void arrive(const void* barrier);  // the running thread arrives
+void tell(const void* barrier);  // it arrives without waiting, so it sees no writes of the others
 void complete(const void* barrier,
               bool orders);  // all waiting threads see the earlier accesses of all that arrived, if it orders them
-void copy_begins(const void* to, std::size_t bytes);  // the copy writes at any time between these two
+void copy_begins(const void* to, std::size_t bytes);  // the copy may write at any time between these two
 void copy_ends(const void* to, std::size_t bytes);
 void init(const void* mbarrier);
 void arm(const void* mbarrier);  // the thread arrives
-void send(const void* to, std::size_t bytes, const void* mbarrier);  // st.async: it writes at any time until the phase ends
+void send(const void* to, std::size_t bytes, const void* mbarrier);  // st.async: may write at any time until the phase ends
 void phase_ends(const void* mbarrier);
-void pass(const void* mbarrier);  // the thread has seen that
-// For functions whose accesses to shared memory are none of the kernel's.
+void pass(const void* mbarrier);  // the thread has seen a phase end
+// For functions whose accesses to shared memory are not the kernel's.
 #define EMULATED_UNSEEN __attribute__((no_sanitize("thread")))
 #else
 #define EMULATED_UNSEEN

@@ -1,4 +1,4 @@
-// Stands for pybind11 where a driver includes the binding of a module: the functions of the module are there, and Python is not.
+// Replaces pybind11 where a driver includes the binding of a module: the module's functions are there, and Python is not.
 #pragma once
 
 struct NoPython {

@@ -1,6 +1,6 @@
 // The delta rule with a decay for each channel of the key, of Kimi delta attention and Gated DeltaNet 2:
 //   S = diag(decay) S' + k (v - S'^T (erase * k))^T
-// erase: the gate of erasing times the decay, since what is retrieved has decayed. v: times the gate of writing.
+// erase: the erase gate times the decay, since the retrieved state has decayed. v: times the write gate.
 #pragma once
 
 #include <elman/matrix_state_cell.h>

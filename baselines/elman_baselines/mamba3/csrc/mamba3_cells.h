@@ -1,4 +1,4 @@
-// Mamba-3: a trapezoid rule writes this step's key and value and those of the step before; keys are turned by angles that add up.
+// Mamba-3: a trapezoidal rule writes the key and value of this step and the last one; keys are rotated by accumulated angles.
 //   S = decay S' + gain k v^T + gain_past k_past v_past^T        angle = angle' + turn
 #pragma once
 

@@ -77,9 +77,9 @@ struct GruBefore {
   }
 };
 
-// sLSTM: c / n is a mean of all tanh(z~) with the weights exp(i~) f .. f, and h = sigmoid(o~) c / n. n exp(m) is the sum of the weights. Of the pairs
-// of n and m with the same n exp(m), which h does not distinguish, a step takes any and leaves the one with n = 1: its m exceeds the paper's
-// maximum by log(steps) at most, and has no kink. With g, the share of the past:
+// sLSTM: c / n is the mean of all tanh(z~) with the weights exp(i~) f .. f, and h = sigmoid(o~) c / n. n exp(m) is the sum of
+// the weights. h does not distinguish pairs of n and m with equal n exp(m), so a step accepts any and leaves the one with n = 1:
+// its m exceeds the paper's maximum by at most log(steps), and has no kink. With g, the share of the past:
 //
 //   g = sigmoid(log f + m' + log n' - i~), or 0 if n' = 0;   c = g c' / n' + (1 - g) tanh(z~), n = 1, m = log(f n' exp(m') + exp(i~))
 //

@@ -1,4 +1,4 @@
-// A transition that is diagonal plus low rank, of RWKV-7:  S = diag(decay) S' + k v^T + again (S'^T read)^T
+// The diagonal-plus-low-rank transition of RWKV-7:  S = diag(decay) S' + k v^T + again (S'^T read)^T
 #pragma once
 
 #include <elman/matrix_state_cell.h>

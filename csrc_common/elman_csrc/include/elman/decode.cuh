@@ -1,9 +1,9 @@
 // Products with few rows, for decoding: out[B,N] = x[B,K] weight[N,K]^T with B up to 64, and the pointwise operations after it, in one launch. The weights
 // are read once, at the speed of memory; nothing else takes time.
 //
-// A block owns 16 outputs of all rows. Its 8 warps take chunks of 32 columns of the inner dimension in turn. A lane's fragments of a chunk are eight
-// consecutive columns of a row, one 16-byte load. To that end the columns of a chunk are permuted in both factors alike, which leaves the sum unchanged.
-// Partial sums of the warps are added in a fixed order.
+// A block owns 16 outputs of all rows. Its 8 warps take chunks of 32 columns of the inner dimension in turn. A lane's fragments
+// of a chunk are eight consecutive columns of a row, one 16-byte load. For this the columns of a chunk are permuted alike in
+// both factors, which leaves the sum unchanged. Partial sums of the warps are added in a fixed order.
 //
 // Weights do not depend on the previous kernel, so their loads start before this kernel waits for it.
 #pragma once
@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint4 (&a)[2], uin
   mma_16x8x16<Elem>(c, high, b.z, b.w);
 }
 
-// Inputs of an output beside its sum.
+// Inputs of an output besides its sum.
 template <class Cell>
 struct Beside {
   float bias, h, e[Cell::extras > 0 ? Cell::extras : 1];
@@ -189,7 +189,7 @@ __device__ __forceinline__ void block(Args<Elem> g, void* shared) {
 #pragma unroll
     for (int k = 0; k < ahead; ++k) {
       const int chunk = from + k * kWarps;
-      const bool second = steps && chunk >= own;  // after all chunks: columns beyond the width
+      const bool second = steps && chunk >= own;  // past the last chunk, columns lie beyond the width
       const int width = second ? g.outputs : g.inputs, column = (second ? chunk - own : chunk) * kChunk + lane % 4 * 8;
       const Elem* w = second ? g.w : g.weight;
       const int rows = chunk < all ? g.outputs : 0;

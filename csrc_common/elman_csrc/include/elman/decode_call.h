@@ -4,7 +4,7 @@
 //
 // A module compiled with a cell has `step`. A module without a cell has the other functions, `linear` only for 16-bit storage. Tensors are in the storage
 // type unless stated otherwise. Elements of a row are adjacent; a step is the distance between rows in elements. Tensors without a step are contiguous.
-// `early`: whether the kernel may begin before the previous one has ended, for which it then waits itself.
+// `early`: whether the kernel may start before the previous one has ended; it then waits for that kernel itself.
 #pragma once
 
 #include <cstdint>

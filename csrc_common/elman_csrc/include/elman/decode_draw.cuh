@@ -1,5 +1,5 @@
-// Draws a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials. One block per row, several threads per class. The place of a
-// class among all is the number of classes before it; the rest is looked up and summed in this order.
+// Draws a class from logits: penalty, temperature, top-k, top-p, and a race of exponentials. One block per row, several threads
+// per class. The place of a class is the number of classes before it; top-k and top-p use the scores in this order.
 #pragma once
 
 #include <elman/decode_ptx.cuh>
@@ -29,7 +29,7 @@ struct DrawShared {
   int index[32], wrong;
 };
 
-// How many classes come before `mine`, of which a thread has counted those of its part: the more likely ones, and of equal ones the later.
+// Returns the number of classes before `mine`: the more likely ones, and of equal ones the later. Each thread counts a part.
 template <int parts>
 __device__ __forceinline__ int place_of(const float* scores, float score, int mine) {
   int place = 0;
@@ -64,8 +64,8 @@ __device__ __forceinline__ void sums_to_end(const float* x, float* to) {
   for (int i = 0; i < each; ++i) to[lane * each + i] = own[i] + behind;
 }
 
-// The class that is drawn, for all threads of a block of parts * kMostClasses; the class of a thread is threadIdx.x / parts. With logits that are not
-// finite, `shared.wrong` is set after it and class 0 is drawn.
+// Returns the drawn class to all threads of a block of parts * kMostClasses; a thread's class is threadIdx.x / parts. For
+// non-finite logits it sets `shared.wrong` and returns class 0.
 template <int parts, class Settings>
 __device__ __forceinline__ int drawn_class(const Settings& g, DrawShared& shared, float score, float wait, bool had) {
   constexpr int warps = parts * kMostClasses / 32;
@@ -91,12 +91,12 @@ __device__ __forceinline__ int drawn_class(const Settings& g, DrawShared& shared
       __syncthreads();
       if (threadIdx.x < 32) sums_to_end(shared.score, shared.share);
       __syncthreads();
-      if (place > 0 && shared.share[place] / shared.share[0] <= g.below) share = 0.f;  // the most likely always stays
+      if (place > 0 && shared.share[place] / shared.share[0] <= g.below) share = 0.f;  // the most likely class always stays
     }
     value = share > 0.f ? share / wait : 0.f;
   }
 
-  int best = mine;  // of the largest values the first
+  int best = mine;  // the first of the largest values
   const auto compare = [&](int by) {
     const float other = __shfl_xor_sync(0xffffffffu, value, by);
     const int there = __shfl_xor_sync(0xffffffffu, best, by);

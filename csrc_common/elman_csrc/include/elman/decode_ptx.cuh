@@ -1,4 +1,4 @@
-// The machine operations of decode.cuh.
+// PTX instructions of decode.cuh.
 #pragma once
 
 #include <elman/dense_ptx.cuh>
@@ -16,7 +16,7 @@ __device__ __forceinline__ float wide(Elem x) {
   return static_cast<float>(x);
 }
 
-// From here on, later kernels in the stream may begin, if they were launched to do so. They wait for this kernel's results themselves.
+// Lets later kernels in the stream start, if they were launched to do so. They wait for this kernel's results themselves.
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-// Loads data that another kernel may have written since this one began: it bypasses this multiprocessor's own cache and must follow the wait.
+// Loads data that another kernel may have written since this one began: it bypasses the L1 cache and must follow the wait.
 __device__ __forceinline__ uint4 load_fresh(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));

@@ -36,8 +36,8 @@ struct Layout {  // of dynamic shared memory
 // A bounded wait: it gives up after timeout_ns, or soon after any other block has given up.
 //
 // A thread of a cluster that gave up (`lost`) sends no more and does not arm the barrier that it has not seen complete. Its
-// peers give up within two steps, so no barrier exceeds its count of arrivals or bytes. Their last stores may be in flight
-// after the final cluster barrier, and a store into a block that has exited is a fault, so the thread waits a while (`linger`).
+// peers give up within two steps, so no barrier exceeds its count of arrivals or bytes. Their last stores may be in flight after
+// the final cluster barrier, and a store into a block that has exited is a fault, so the thread stays a while (`linger`).
 struct SpinTimeout {
   int* error;
   unsigned long long limit, since = 0;

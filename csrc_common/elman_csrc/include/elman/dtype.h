@@ -1,4 +1,4 @@
-// Codes by which the Python side names the dtype of storage, in every binding.
+// Codes of the storage dtypes, shared by Python and every binding.
 #pragma once
 
 namespace elman {

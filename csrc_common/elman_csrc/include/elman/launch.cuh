@@ -10,7 +10,7 @@ __device__ __forceinline__ uint4* dynamic_shared() {
   return bytes;
 }
 
-// The number of the current device; an H200's if the device cannot say.
+// Number of multiprocessors of the current device; an H200's if the device cannot say.
 inline int multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 132;
@@ -18,7 +18,7 @@ inline int multiprocessors() {
   return count;
 }
 
-// `early`: the kernel may begin before the previous one has ended, and waits for it itself (decode::wait_for_previous).
+// early: the kernel may start before the previous one has ended, and waits for it itself (decode::wait_for_previous).
 template <class Args>
 cudaError_t start(void (*function)(Args), const Args& g, long long blocks, int threads, int shared_bytes, bool early,
                   cudaStream_t stream) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_if(bool mine, unsigned* to, unsigned x) {
                : "memory");
 }
 
-// Signals a barrier without waiting.
+// Signals without waiting.
 __device__ __forceinline__ void tell_barrier(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

@@ -18,10 +18,11 @@ struct Gate {
   T open, shut;
 };
 
-// The error of the hardware tanh (relative, up to 2^-11) is of bf16 order. A cell calls `Math::tanh`, and the driver chooses it: `Exact` for float and
-// double, `Fast` for 16-bit storage, the same in forward and backward. `Math::sigmoid` of `Fast` uses that tanh; its absolute error of 2^-12 leaves a
-// nearly shut gate no digits. `Math::gate` has a relative error of float's order in both halves (`Fast`: 1e-6 up to |x| = 16), for two operations of
-// the special function unit. `Math::log` is for x > 0, within 1e-6 of log(x) or of 1.
+// The error of the hardware tanh (relative, up to 2^-11) is of bf16 order. A cell calls `Math::tanh`, and the driver chooses
+// it: `Exact` for float and double, `Fast` for 16-bit storage, the same in forward and backward. `Math::sigmoid` of `Fast` uses
+// that tanh; its absolute error of 2^-12 leaves a nearly shut gate without correct digits. `Math::gate` has a relative error of
+// float's order in both halves (`Fast`: 1e-6 up to |x| = 16), for two operations of the special function unit. `Math::log` is
+// for x > 0, within 1e-6 of log(x) or of 1.
 struct Exact {
   template <class T>
   static ELMAN_HD T log(T x) {
@@ -40,7 +41,7 @@ struct Exact {
     const T e = ::exp(-::fabs(x));
     T large = T(1) / (T(1) + e);
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
-    // Quotient by a number from 1 to 2, without a branch; right to the last bit but one.
+    // Quotient by a number from 1 to 2, without a branch; correct up to the last bit but one.
     if constexpr (sizeof(T) == sizeof(float)) large = __fdividef(1.f, 1.f + e);
 #endif
     return x < T(0) ? Gate<T>{e * large, large} : Gate<T>{large, e * large};
@@ -70,7 +71,7 @@ struct Fast {
   static ELMAN_HD Gate<float> gate(float x) {
 #if defined(__CUDA_ARCH__) && defined(__CUDACC__)
     float e, open;
-    asm("max.NaN.f32 %0, %0, 0fC2A00000;" : "+f"(x));  // -80: beyond, exp(-x) overflows, and half a gate would be infinity times 0
+    asm("max.NaN.f32 %0, %0, 0fC2A00000;" : "+f"(x));  // -80: below, exp(-x) overflows, and half a gate would be infinity times 0
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(open) : "f"(1.f + e));
     return {open, e * open};

@@ -1,5 +1,5 @@
-// Products of a few rows with a matrix that stays, in every step of a recurrence on a CPU. A row has the same bits whatever is beside it: each
-// element is one sum in the order of the columns of x.
+// Products of a few rows with a constant matrix, in every step of a recurrence on a CPU. A row's result is bitwise independent
+// of the other rows: each element is one sum in the order of the columns of x.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace elman::simd {
 
 constexpr int kVectors = kLanes == 16 ? 4 : 2, kPanel = kVectors * kLanes, kMostRows = 6;  // what the registers hold
 
-// Rows of floats, apart so far that a product may write a whole panel at any column.
+// Rows of floats, far enough apart that a product may write a whole panel at any column.
 class Rows {
  public:
   Rows(std::int64_t rows, std::int64_t width) : step_(width + kPanel), data_(rows * step_) {}
@@ -27,7 +27,7 @@ class Rows {
 // A block-diagonal matrix of `slots` blocks (`in` x `out`), in panels of columns, so that a product reads it in order.
 class Matrix {
  public:
-  // Of each block, the rows lie one behind the other, or if `transposed` the columns.
+  // w holds each block's rows one after another or, if `transposed`, its columns.
   template <class Stored>
   Matrix(const Stored* w, std::int64_t in, std::int64_t out, bool transposed, std::int64_t slots = 1)
       : in_(in), out_(out), slots_(slots), panels_((out + kPanel - 1) / kPanel), data_(slots * panels_ * in * kPanel) {
@@ -39,7 +39,7 @@ class Matrix {
             to[i] = load(transposed ? w[(j + i) * in + k] : w[k * out + j + i]);
   }
 
-  // y = x M for so many rows, which are `step` apart. y has room for a panel behind each row.
+  // y = x M for `rows` rows, each x_step or y_step after the one before. y has room for a panel after each row.
   void multiply(const float* x, std::int64_t x_step, float* y, std::int64_t y_step, std::int64_t rows) const {
     for (std::int64_t s = 0; s < slots_; s++)
       for (std::int64_t p = 0; p < panels_; p++) {
@@ -69,7 +69,7 @@ class Matrix {
   }
   template <int R>
   void panel(const float* x, std::int64_t x_step, float* y, std::int64_t y_step, const float* m) const {
-    F sum[R][kVectors] = {};  // whole vectors go in and out one by one, so that none of this is in memory
+    F sum[R][kVectors] = {};  // whole vectors go in and out one by one, which keeps the sums in registers
     for (std::int64_t k = 0; k < in_; k++, m += kPanel) {
       F w[kVectors];
       for (int u = 0; u < kVectors; u++) w[u] = whole(m + u * kLanes);
@@ -92,7 +92,7 @@ class Matrix {
   std::vector<float> data_;
 };
 
-// A cell sees channels in blocks of this many, from local arrays, which the compiler vectorises. Beyond `count` the arrays are 0.
+// A cell gets blocks of this many channels, in local arrays, so that the compiler vectorises it. Beyond `count` they are 0.
 constexpr int kBlock = 64;
 template <class Stored>
 void load_block(float (&to)[kBlock], const Stored* from, std::int64_t count) {
@@ -118,7 +118,7 @@ template <class Act>
 void blocks(std::int64_t width, const Act& act) {
   for (std::int64_t i = 0; i < width; i += kBlock) act(i, std::min<std::int64_t>(kBlock, width - i));
 }
-// act(first row, rows) for parts of a batch, a part for each thread. Fewer rows than four would wait for the matrix.
+// act(first row, rows) for parts of a batch, one per thread. With fewer than four rows, a thread would wait for the matrix.
 template <class Act>
 void parts(std::int64_t batch, std::int64_t threads, const Act& act) {
   struct Nothing {};

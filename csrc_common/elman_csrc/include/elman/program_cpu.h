@@ -1,5 +1,5 @@
-// Repeats a recorded program on a CPU: a list of tensor operations at fixed addresses, computed in float whatever the storage. A row of a
-// product has the same bits whatever is beside it.
+// Repeats a recorded program on a CPU: a list of tensor operations at fixed addresses, computed in float whatever the storage.
+// A row of a product is bitwise independent of the other rows.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using simd::I;
 using simd::kLanes;
 using Int = std::int64_t;
 
-// The order is that of `CODES` in lower.py.
+// In the order of `CODES` in lower.py.
 enum class Code : Int {
   copy,
   neg,
@@ -58,7 +58,7 @@ struct Operand {
   std::uint64_t address;
   Int dtype, step[4];
 };
-// `at`: the result and the inputs, with a step in elements for each size; what sizes and numbers mean, each operation says.
+// `at`: the result and the inputs, with a step in elements for each size; each operation says what its sizes and numbers mean.
 struct Instruction {
   Code code;
   Int size[4];
@@ -67,19 +67,19 @@ struct Instruction {
 };
 
 constexpr Int kChunk = 256;  // elements of a line that are computed at once
-// Products read weights in vectors of at most 32 bytes: with 64, a whole line of memory, a Zen 4 reads ahead at half the speed.
+// Products read weights in vectors of at most 32 bytes: with 64, a whole cache line, a Zen 4 prefetches at half the speed.
 constexpr int kWords = kLanes < 8 ? kLanes : 8;
 typedef float Words __attribute__((vector_size(kWords * 4)));
 typedef std::uint32_t Bits __attribute__((vector_size(kWords * 4)));
 typedef std::int32_t Signed __attribute__((vector_size(kWords * 4)));
 constexpr int kParts = 4, kPart = kParts * kWords;  // sums of a product, and the elements that they take at once
 constexpr int kTile = 4;  // rows of a weight and of its input that are multiplied at once
-constexpr Int kShared = 1 << 15;  // elements, or weights of a product, from which threads share an operation
+constexpr Int kShared = 1 << 15;  // elements, or weights of a product, above which threads share an operation
 
 struct Exp {
   template <class T>
   static T of(T x) {
-    const T half = simd::Branchless::exp(0.5f * x);  // so that what is too large is infinite
+    const T half = simd::Branchless::exp(0.5f * x);  // so that overflow gives infinity
     return half * half;
   }
 };
@@ -113,23 +113,24 @@ class Machine {
 
  private:
   static constexpr std::uint64_t kOne = std::uint64_t(1) << 32, kEnd = std::uint64_t(1) << 62;
-  // The pieces of a thread, one behind the other in memory; who has none left takes those of others. `next` is the number of an instruction and,
-  // in the lower half, of a piece. So a thread that the system lets wait takes a piece of what is under way when it wakes, and nobody waits for it.
+  // A thread's pieces, adjacent in memory; a thread that has none left takes those of others. `next` is the number of an
+  // instruction and, in the lower half, of a piece. So a thread that the system has paused takes a piece of the current
+  // instruction when it wakes, and nobody waits for it.
   struct alignas(64) Queue {
     std::atomic<std::uint64_t> next{0};
   };
   std::vector<Queue> queues_;
   std::vector<std::thread> helpers_;
-  std::atomic<Int> done_{0};  // pieces of the instruction under way
+  std::atomic<Int> done_{0};  // finished pieces of the current instruction
   const Instruction* code_ = nullptr;
-  std::vector<float> x_;  // the input of a product, in float, rows of whole parts
-  std::vector<float> wide_;  // for each thread, kTile rows of its weight likewise
+  std::vector<float> x_;  // the input of a product in float, its rows padded to whole parts
+  std::vector<float> wide_;  // per thread, kTile rows of its weight in the same form
   Int width_ = 0;
 
   void start() {
     while (helpers_.size() + 1 < queues_.size()) try {
         helpers_.emplace_back([this, me = helpers_.size() + 1] { help(me); });
-      } catch (const std::system_error&) {  // no thread is to be had: the others do the work
+      } catch (const std::system_error&) {  // no thread is available: the others do the work
         return;
       }
   }
@@ -141,7 +142,7 @@ class Machine {
   static void pause(int& spins) {
     if (++spins > 4000) std::this_thread::yield();
   }
-  // Do a piece of the instruction under way, if one is left.
+  // Runs a piece of the current instruction, if one is left.
   bool take(std::size_t me) {
     for (std::size_t k = 0; k < queues_.size(); k++) {
       const std::size_t q = (me + k) % queues_.size();
@@ -158,7 +159,7 @@ class Machine {
     return next < kEnd && next % kOne < (q + 1) * pieces(code_[next / kOne]) / queues_.size();
   }
 
-  // Pieces of an operation, which threads take one by one. Their bounds do not change any bit.
+  // Pieces of an operation, which threads take one by one. Their bounds change no bit of a result.
   static Int lines(const Instruction& a) { return a.size[0] * a.size[1] * a.size[2]; }
   static Int each(const Instruction& a) {
     const Int one = a.code == Code::linear ? a.size[2] : a.code == Code::matmul ? a.size[1] * a.size[2] * a.size[3] : a.size[3];
@@ -191,7 +192,7 @@ class Machine {
     }
   }
 
-  // `line` counts the first three sizes; what it returns is the first element of the line.
+  // Returns the offset of a line's first element; `line` counts the first three sizes.
   static Int place(const Instruction& a, const Operand& x, Int line) {
     const Int k = line % a.size[2], j = line / a.size[2] % a.size[1], i = line / a.size[2] / a.size[1];
     return i * x.step[0] + j * x.step[1] + k * x.step[2];
@@ -328,8 +329,9 @@ class Machine {
     }
   }
 
-  // A class of each row into at[0] and, or -1 for logits that are not finite, at[1]: from logits at[2], seen at[3] (bytes) and waits at[4]
-  // (float, may be null), as `kept_scores` and `race` of elman_core do. Sizes 1, rows, top-k, classes; numbers: penalty, temperature, top-p.
+  // Draws a class for each row into at[0], and into at[1] that class or -1 for non-finite logits, from logits at[2], seen at[3]
+  // (bytes) and waits at[4] (float, may be null), as `kept_scores` and `race` of elman_core do. Sizes 1, rows, top-k, classes;
+  // numbers: penalty, temperature, top-p.
   static void draw(const Instruction& a, Int first, Int last) {
     const Int classes = a.size[3], top_k = a.size[2];
     const float penalty = static_cast<float>(a.number[0]), temperature = static_cast<float>(a.number[1]);
@@ -374,7 +376,7 @@ class Machine {
     }
   }
 
-  // Rows of the table at[1] by the numbers at[2]; sizes 1, 1, rows, width.
+  // Looks up rows of the table at[1] by the numbers at[2]; sizes 1, 1, rows, width.
   static void embedding(const Instruction& a, Int first, Int last) {
     alignas(64) float buffer[kChunk];
     for (Int line = first; line < last; line++) {
@@ -386,8 +388,8 @@ class Machine {
     }
   }
 
-  // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements. A weight in int8 has a
-  // factor for each row, at[4] (N).
+  // at[0] (R, N) = at[1] (R, K) at[2]^T (N, K) + at[3] (R, N); sizes R, N, K. Rows of inputs have adjacent elements. A weight
+  // in int8 has a scale per row, at[4] (N).
   void widen(const Instruction& a) {
     const Int dtype = a.at[2].dtype;
     return dtype == kInt8 ? widen<std::int8_t>(a) : dtype == kBFloat16 ? widen<BFloat16>(a) : widen<float>(a);
@@ -398,8 +400,8 @@ class Machine {
            : dtype == kBFloat16 ? linear<BFloat16>(a, first, last, wide)
                                 : linear<float>(a, first, last, wide);
   }
-  // A weight is read in vectors of words of four bytes. The weights of a word go into vectors of their own, which costs a shift or two each and no
-  // exchange of lanes, which compilers do badly; the elements of x are put into that order once.
+  // Weights are read in vectors of four-byte words. The weights of a word go to separate vectors: this costs a shift or two
+  // each and no lane exchange, which compilers do badly. The elements of x are put in that order once.
   template <class W>
   static constexpr int kEach = 4 / static_cast<int>(sizeof(W));
   template <class W>
@@ -437,8 +439,8 @@ class Machine {
     F x;
     return std::memcpy(&x, w, sizeof x), x;
   }
-  // One row is multiplied as the weights come from memory. For several, weights become floats once, and are multiplied in tiles. A sum has the
-  // same parts and order in both.
+  // One row is multiplied as the weights arrive from memory. For several rows, weights become floats once and are multiplied in
+  // tiles. A sum has the same parts and order in both.
   template <class W>
   void linear(const Instruction& a, Int first, Int last, float* wide) const {
     const Int step = a.at[2].step[1];
@@ -460,7 +462,7 @@ class Machine {
       for (Int r = 0; r < a.size[0]; r += kTile) tile<kTile>(a, n, r, wide, many);
     }
   }
-  // each(from, k) for every kPart weights of a row, with zeros behind its end.
+  // each(from, k) for every kPart weights of a row, padded with zeros at its end.
   template <class W, class Each>
   static void along(const W* w, Int K, const Each& each) {
     const Int whole = K / kPart * kPart;
@@ -487,7 +489,7 @@ class Machine {
     std::memcpy(&sum, total, sizeof sum);
     finish<1>(a, n, 0, &sum);
   }
-  // The first `many` of kTile rows of the weight, times R rows of x, or those that are left.
+  // The first `many` of kTile rows of the weight times R rows of x, or times those that are left.
   template <int R>
   void tile(const Instruction& a, Int n, Int r, const float* wide, Int many) const {
     if constexpr (R > 1)
@@ -513,7 +515,7 @@ class Machine {
         for (Int i = 0; i < many; i++) finish<1>(a, n + i, r + j, sum[j] + i);
     }
   }
-  // I sums from their parts.
+  // Adds up the parts of I sums.
   template <int I>
   static void finish(const Instruction& a, Int n, Int r, const Sums* sum) {
     simd::Four quarter[I];

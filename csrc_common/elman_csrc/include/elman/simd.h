@@ -1,5 +1,4 @@
-// What the skeletons of a CPU share: vectors of floats (GCC's and clang's vector extension), functions without branches, storage in bfloat16,
-// and threads.
+// Shared by the skeletons on a CPU: vectors (GCC's and clang's extension), branchless functions, bfloat16 storage, threads.
 #pragma once
 
 #include <atomic>
@@ -46,17 +45,17 @@ ELMAN_HD float sum(F x) {
   return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 
-// `Math` of a cell (portable.h) for a float or a vector of them, to about two units in the last place. A loop of them is vectorised.
+// `Math` of a cell (portable.h) for a float or a vector of floats, to about two units in the last place; loops vectorise.
 struct Branchless {
-  static constexpr float kRound = 12582912.f;  // 1.5 2^23: added, the last bits are the integer
-  // exp(x) = 2^n exp(r), |r| <= log(2) / 2; x is held to what a float has room for. NaN stays NaN.
+  static constexpr float kRound = 12582912.f;  // 1.5 2^23: adding it leaves the nearest integer in the low bits
+  // exp(x) = 2^n exp(r), |r| <= log(2) / 2; x is clamped to what a float can hold. NaN stays NaN.
   template <class T>
   static ELMAN_HD T exp(T x) {
     T r;
     const T scale = split(within(x, -87.f, 88.f), r);
     return scale + scale * expm1_near(r);
   }
-  // x = 2^n y, y from sqrt(1/2) to sqrt(2): log(y) = 2 artanh((y - 1) / (y + 1)), and the rest of its series is below 1e-9.
+  // x = 2^n y, y from sqrt(1/2) to sqrt(2): log(y) = 2 artanh((y - 1) / (y + 1)); the remainder of its series is below 1e-9.
   template <class T>
   static ELMAN_HD T log(T x) {
     using Bits = std::conditional_t<sizeof(T) == sizeof(F), I, std::uint32_t>;
@@ -100,7 +99,7 @@ struct Branchless {
     r = x - n * 0.693359375f + n * 2.12194440e-4f;
     return bits<T>((bits<Bits>(shifted) << 23) + bits<Bits>(T{} + 1.f));
   }
-  // exp(r) - 1 for |r| <= log(2) / 2: the Taylor series, whose rest is below 2^-25 of the whole.
+  // exp(r) - 1 for |r| <= log(2) / 2: a Taylor series with a relative remainder below 2^-25.
   template <class T>
   static ELMAN_HD T expm1_near(T r) {
     T p = r * (1.f / 5040) + 1.f / 720;
@@ -118,16 +117,16 @@ struct BFloat16 {
 ELMAN_HD float load(float x) { return x; }
 ELMAN_HD float load(BFloat16 x) { return bits<float>(std::uint32_t(x.raw) << 16); }
 ELMAN_HD void store(float& to, float x) { to = x; }
-ELMAN_HD void store(BFloat16& to, float x) {  // to the nearest, even if two are
+ELMAN_HD void store(BFloat16& to, float x) {  // to nearest, ties to even
   const auto b = bits<std::uint32_t>(x);
   to.raw = std::uint16_t(x == x ? (b + 0x7fff + (b >> 16 & 1)) >> 16 : 0x7fc0);
 }
 
-// What a tensor of a CPU has in storage, by the code of dtype.h: float or bfloat16.
+// Storage type of a tensor on a CPU, by its code in dtype.h: float or bfloat16.
 template <int code>
 using Storage = std::conditional_t<code == static_cast<int>(Dtype::f32), float, BFloat16>;
 
-// The call of a recurrence over [T,B], and what its bytes say of a step of a row.
+// The call of a recurrence over [T,B], with the marks of a row's step.
 template <class Call>
 struct Marked {
   const Call& c;
@@ -135,7 +134,7 @@ struct Marked {
   bool fresh(std::int64_t t, std::int64_t b) const { return c.starts && at<unsigned char>(c.starts)[t * c.batch + b]; }
 };
 
-// Runs a recurrence for a binding, which no exception may leave: nullptr, or what went wrong.
+// Runs a recurrence for a binding, which must not throw; returns nullptr or an error message.
 template <class Run>
 const char* guarded(const Run& run) {
   try {
@@ -146,8 +145,8 @@ const char* guarded(const Run& run) {
   return nullptr;
 }
 
-// work(i, scratch) for every i below `count`, by up to `threads` threads with a scratch each. They end with the call: there is no pool that
-// could disturb torch's, or that a fork would lose. If one runs out of memory, the caller is told.
+// work(i, scratch) for every i below `count`, by up to `threads` threads with a scratch each. They end with the call: a pool
+// could disturb torch's, and would not survive a fork. Throws bad_alloc if a thread runs out of memory.
 template <class Scratch, class Work>
 void parallel(std::int64_t count, std::int64_t threads, const Work& work) {
   std::vector<Scratch> scratch(std::size_t(count < threads ? count : threads < 1 ? 1 : threads));
@@ -164,7 +163,7 @@ void parallel(std::int64_t count, std::int64_t threads, const Work& work) {
   others.reserve(scratch.size());
   try {
     while (others.size() + 1 < scratch.size()) others.emplace_back(run, std::ref(scratch[others.size() + 1]));
-  } catch (const std::system_error&) {  // no thread is left: those that run do the work
+  } catch (const std::system_error&) {  // no more threads are available: those that run do the work
   }
   run(scratch[0]);
   for (std::thread& other : others) other.join();

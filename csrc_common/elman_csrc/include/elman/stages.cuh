@@ -1,7 +1,7 @@
 // Staged cells on the GPU (gates_cell.h): the last of k products multiplies a result of the others, so a step has two exchanges.
 //
 // As in gates.cuh, a group of d / 16 blocks holds W on chip, and block p computes channels 16 p .. 16 p + 15. Blocks exchange results through L2, in
-// tensors that are filled with a sentinel before the launch. Half a step waits for a vector and multiplies it:
+// tensors that are filled with a sentinel before the launch. Each half of a step waits for a vector and multiplies it:
 //
 //   forward   h_{t-1} by the rows of the first k - 1 gates -> inner_t;        inner_t by those of the last -> h_t
 //   backward  dp_k by the columns of the last gate -> dp_1 .. dp_{k-1};       these by the columns of theirs -> gh_{t-1}
@@ -31,7 +31,7 @@ struct HalfStep {  // the product of half a step: `columns` numbers of a row by 
     const int lane = threadIdx.x % 32;
     store_to = shared + threadIdx.x / 32 * of_warp + P::place(lane), load_from = shared + (row * P::stride + lane % 16) * 4;
   }
-  // at(row): start of a batch row of the vector. Waits for it, or takes floats that are already there, and leaves partial sums.
+  // at(row): start of a batch row of the vector. Waits for the vector, or takes the floats `there`, and leaves partial sums.
   template <class At>
   __device__ void multiply(At at, const float* there, int rows, int& summed, SpinTimeout& timeout) {
     const int lane = threadIdx.x % 32, first_column = threadIdx.x / 32 * KW + P::column(lane, 0);
@@ -68,7 +68,7 @@ struct HalfStep {  // the product of half a step: `columns` numbers of a row by 
     __syncthreads();
     summed = static_cast<int>(clock64());
   }
-  __device__ float sum(int tile, bool mine) const {  // over warps, for this thread's channel and row
+  __device__ float sum(int tile, bool mine) const {  // sums over warps, for this thread's channel and row
     float all = 0.f;
 #pragma unroll
     for (int w = 0; w < kWarps && mine; ++w) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1) stages_kernel(const __grid_consta
 #pragma unroll
     for (int q = 0; q < k; ++q) g.dbias[place(0, row, k * d) + q * d + channel] = dbias[q];
   } else {
-    store(g.memory + place(g.T, row, d) + channel, 0.f);  // as long as the history
+    store(g.memory + place(g.T, row, d) + channel, 0.f);  // memory has T + 1 steps, like the history
   }
 }
 

@@ -1,14 +1,15 @@
-// The functions of a program: a whole model decodes in one launch, several tokens. The program itself, `P::step`, is written for each model from a recorded
-// step (elman_core/kernels/whole).
+// The functions of a program: a whole model decodes several tokens in one launch. The program itself, `P`, is written for each
+// model from a recorded step (elman_core/kernels/whole).
 //
-// All blocks are resident and run the same program. What is small, every block computes by itself, so the blocks hold equal values, bit by bit. Products with
-// weights are shared by rows and large states by columns. There are no barriers between blocks: a result is published as one word of eight bytes, which holds
-// the number and the step that it belongs to, and readers wait for the step they want; each has copies, for groups of blocks. It is written again a whole step
-// later. By then its writer has received results of every block from after their reading of the older one, if all blocks have rows in two phases at least:
-// hence there are no more blocks.
+// All blocks are resident and run the same program. Every block computes small things by itself, so all blocks hold bitwise
+// equal values. Products with weights are shared by rows and large states by columns. There are no barriers between blocks: a
+// result is published as one 8-byte word that holds the number and its step, in several copies, each for a group of blocks, and
+// readers wait for the step they want. It is overwritten a whole step later. By then its writer has received results that every
+// block sent after reading the old word, if all blocks have rows in at least two phases: this limits the number of blocks.
 //
-// Weights are read once in a step, in a fixed order, as one stream through a ring in shared memory. A warp of its own, the feeder, copies them ahead, past the
-// waits, a few kilobytes at a time: results of other blocks would come behind a burst of them. It tells how far it is, each warp how far it has read.
+// Weights are read once per step, in a fixed order, as one stream through a ring in shared memory. A warp of its own, the
+// feeder, copies them ahead, also during waits, but only a few kilobytes at a time: results of other blocks would queue behind
+// a burst. The feeder publishes how far it has copied, and each warp how far it has read.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,18 +20,18 @@
 
 namespace elman::whole {
 
-constexpr int kWarps = 15, kThreads = kWarps * 32, kAll = kThreads + 32;  // those that compute; with the feeder
-constexpr int kPiece = 3072, kAhead = 4;  // bytes of weights that the feeder copies at once; such pieces on their way
-constexpr int kOperands = 16;  // of what becomes of a row, beside the row
+constexpr int kWarps = 15, kThreads = kWarps * 32, kAll = kThreads + 32;  // threads that compute; with the feeder
+constexpr int kPiece = 3072, kAhead = 4;  // bytes of weights per copy of the feeder; its copies in flight
+constexpr int kOperands = 16;  // most operands of a row's epilogue, besides its sum
 constexpr int kColumns = 8;  // columns of a state that a warp takes at once: 32 bytes
-constexpr int kTogether = 8;  // results of a thread that it computes before it stores the first
+constexpr int kTogether = 8;  // results that a thread computes before it stores the first
 constexpr int kDrawParts = kAll / decode::kMostClasses;
 
 struct Job {  // a product: weight [rows, bytes / sizeof(Elem)]
   const char* weight;
   long long rows, bytes;
 };
-struct Part {  // of a job: the rows of this block
+struct Part {  // a block's rows of a job
   const char* weight;
   int begin, end, bytes;
 };
@@ -40,13 +41,13 @@ struct Args {
   const Job* jobs;
   const float* constants;
   const Elem* table;  // [classes, width]
-  float *states, *own;  // all states, between launches; those of every block where shared memory does not hold them, twice
+  float *states, *own;  // all states, between launches; two copies per block of the small ones, if shared memory does not hold them
   unsigned long long* exchanged;
-  std::int64_t *token, *shown;  // the token to begin with, and the one to go on with; [steps]
+  std::int64_t *token, *shown;  // the first token, replaced by the next one; [steps]
   const float* waits;  // [steps, classes]
   decode::DrawArgs<float> draw;
   int steps;
-  unsigned first;  // the number of the first step; no word of an earlier launch has it
+  unsigned first;  // number of the first step; no word of an earlier launch has it
   unsigned long long timeout_ns;
   int* error;
 };
@@ -67,7 +68,7 @@ struct Scratch {
   alignas(16) decode::DrawShared draw;
   alignas(16) float totals[2][kWarps / 2][16];
   float sums[kWarps * kColumns];
-  unsigned came, used[kWarps];  // of the stream of weights: what the feeder has copied; what each warp has done with
+  unsigned came, used[kWarps];  // positions in the stream of weights: copied by the feeder, consumed by each warp
   int lost;
   unsigned char seen[decode::kMostClasses];
 };
@@ -145,13 +146,13 @@ class Block {
     if (threadIdx.x == 0) *g_.token = token;
   }
 
-  // All that compute. The program says where: between what one thread writes, and what another reads or writes.
+  // Barrier of all threads that compute. The program calls it between one thread's write and another's read or write.
   __device__ void meet() { meet_at(1, kThreads); }
 
   // ---- what a block computes by itself
   __device__ float embedding(int at) const { return decode::wide(g_.table[at]); }
 
-  // to[i] = f(i), by thread i % kThreads. f may not read what another thread writes here.
+  // to[i] = f(i), by thread i % kThreads. f must not read what another thread writes here.
   template <int count, class F>
   __device__ void each(float* to, F&& f) {
     constexpr int rounds = (count + kThreads - 1) / kThreads, together = rounds < kTogether ? rounds : kTogether;
@@ -214,7 +215,7 @@ class Block {
   }
 
   // ---- what blocks share
-  // Sums over k of f(o, k), published from `word` on. The thread that takes (o, k) here takes it in `update`, too: it alone reads and writes those elements.
+  // Publishes sums over k of f(o, k) from `word` on. A thread takes the same (o, k) here and in `update`, and no other does.
   template <int width, class F>
   __device__ void columns(int count, int over, int word, F&& f) {
     if constexpr (width == 1) {
@@ -275,7 +276,7 @@ class Block {
         if (const int o = unit * width + threadIdx.x % width; o < count) column(o, threadIdx.x / width);
     }
   }
-  // A state of the row whose warp has it: states[at] = x
+  // Stores a state, by the warp that holds its row: states[at] = x
   __device__ void keep(int at, float x) {
     if (lane_ == 0) states[at] = x;
   }
@@ -284,18 +285,18 @@ class Block {
   __device__ void publish(int word, float x, int copy) {
     store_word(g_.exchanged + copy * P::words + word, static_cast<unsigned long long>(number_) << 32 | __float_as_uint(x));
   }
-  // Results begin at every fourth word, for readers of four numbers, and all words are waited for: the last of `count` is followed by some without a number.
+  // Pads `count` results to a multiple of four words, at which results begin: readers take four numbers and wait for all words.
   __device__ void publish_rest(int word, int count, int copy) {
     for (int i = count; i % 4; ++i) publish(word + i, 0.f, copy);
   }
-  // y[m, n] = sum over k of x[m, k] weight[n, k]; or x of the block of rows that n is in. What becomes of it is published. A job is
-  // {rows, inner size, place of x, word, vectors, rows of a block}.
+  // y[m, n] = sum over k of x[m, k] weight[n, k], or of x of the block of rows that n is in. Publishes each row after its
+  // epilogue, P::made. A job is {rows, inner size, place of x, word, vectors, rows of a block}.
   __device__ void product(const int* job, const Part& mine, const int* n, int token) {
     constexpr int per_word = Storage<Elem>::per_word, per = 4 * per_word, together = 3;
     const int rows = job[0], inner = job[1], word = job[3], vectors = job[4], end = mine.end, pieces = mine.bytes / 16;
-    const int turn = per == 8 ? lane_ / 4 % 2 : 0;  // of eight lanes, four read x from behind: no bank conflicts
+    const int turn = per == 8 ? lane_ / 4 % 2 : 0;  // four of eight lanes read the halves of x swapped: no bank conflicts
     if (lane_ == 0) tell(&scratch_.used[warp_], stream_ + min(warp_, end - mine.begin) * mine.bytes);
-    __syncwarp();  // the operands may be of rows that became something in an earlier job
+    __syncwarp();  // operands may depend on rows finished in an earlier job
     for (int row = mine.begin + warp_; row < end; row += kWarps) {
       const int before = (row - mine.begin) * mine.bytes;
       const float* const x = memory + job[2] + (job[5] < rows ? row / job[5] * inner : 0);
@@ -349,9 +350,9 @@ class Block {
     stream_ += all, place_ = (place_ + all) % P::ring;
     if (lane_ == 0) tell(&scratch_.used[warp_], stream_);
   }
-  // Waits for `count` results, and puts them into this block's memory, as `each` would.
+  // Waits for `count` results and stores them in this block's memory, by the threads of `each`.
   __device__ void gather(int word, int count, float* to) {
-    constexpr int together = P::gathers;  // loads on their way
+    constexpr int together = P::gathers;  // loads in flight
     const unsigned long long* const from = g_.exchanged + blockIdx.x % P::copies * P::words + word;
     for (int first = threadIdx.x; first < count; first += kThreads * together) {
       unsigned long long got[together];
@@ -359,7 +360,7 @@ class Block {
       for (int j = 0; j < together; ++j)
         if (const int i = first + kThreads * j; i < count) load_word(got[j], from + i);
       Wait wait;
-      for (bool late = true; late;) {  // what has not come is asked for again, all at once
+      for (bool late = true; late;) {  // loads all missing words again at once
         late = false;
 #pragma unroll
         for (int j = 0; j < together; ++j)
@@ -372,7 +373,7 @@ class Block {
     }
   }
 
-  // Whether a wait is in vain. The word of errors lies in the host's memory: all threads look at it only when a wait is far longer than it should be.
+  // Whether a wait has timed out. The error word is in host memory, so threads read it only when a wait takes far too long.
   struct Wait {
     unsigned long long since;
     int turns = 0;
@@ -386,10 +387,10 @@ class Block {
     return lost_ = now - wait.since > g_.timeout_ns || *reinterpret_cast<volatile int*>(g_.error) != 0;
   }
 
-  // The feeder: copies weights into the ring, until only what follows draw t would make room.
+  // The feeder: copies weights into the ring until the room it needs is freed only after draw t.
   __device__ void feed(int t) {
     const unsigned until = (t + 1u) * step_bytes_;
-    unsigned ends[kAhead] = {};  // of the pieces on their way
+    unsigned ends[kAhead] = {};  // stream positions at the ends of the copies in flight
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) ends[i] = stream_;
     const auto came = [&](unsigned up_to) {
@@ -404,7 +405,7 @@ class Block {
         if (++job_ == P::jobs) job_ = 0, ++fed_;
         continue;
       }
-      const unsigned room = stream_ + bytes - P::ring;  // has to be used up
+      const unsigned room = stream_ + bytes - P::ring;  // must have been consumed up to here
       if (static_cast<int>(room - until) > 0) break;
       const auto full = [&] {
         return __any_sync(0xffffffffu, lane_ < kWarps && static_cast<int>(look_at(&scratch_.used[lane_ % kWarps]) - room) < 0);
@@ -457,8 +458,8 @@ class Block {
   bool lost_ = false;
   int turn_ = 0;
   unsigned number_ = 0;
-  unsigned stream_ = 0, place_ = 0;  // in the stream of weights, and in the ring: of the feeder, or of the product that comes next
-  unsigned step_bytes_ = 0;  // the feeder's: of a step; and what it copies next
+  unsigned stream_ = 0, place_ = 0;  // positions in the weight stream and in the ring: the feeder's, or the next product's
+  unsigned step_bytes_ = 0;  // the feeder's: bytes per step; below, the step, job and offset of its next copy
   int fed_ = 0, job_ = 0, at_ = 0;
 };
 

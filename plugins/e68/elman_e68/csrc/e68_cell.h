@@ -9,7 +9,7 @@ template <bool inverse>
 struct Cell {
   static constexpr int streams = 2, vectors = 2, states = 1;
 
-  // What p0 is multiplied by, and the slope of that.
+  // The factor of p0, and its derivative.
   template <class T>
   static ELMAN_HD T seen(T prev) {
     return inverse ? (prev > T(0) ? -prev : prev) : prev;
