@@ -194,7 +194,7 @@ __device__ __forceinline__ void walk_replayed(BackwardShared<P>& sm, const Backw
     raw = raw == 2 ? 0 : raw + 1;
   }
 }
-// The same if helpers must store a segment's gradients before the next one is walked: they have time until it is replayed.
+// The same without replaying helpers: they store a segment's gradients while the next one is replayed, before it is walked.
 template <class P>
 __device__ __forceinline__ void walk_large_helped(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments,
                                                   const Constants<P>& par, float (&dS)[P::E], ConstantSums<P>& dpar) {

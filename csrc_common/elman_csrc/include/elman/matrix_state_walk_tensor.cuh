@@ -72,12 +72,12 @@ __device__ __forceinline__ void walk_tensor(BackwardShared<P>& sm, int buf, int 
   float* dlines = sm.line_gradients(buf, 0) + at.column(0);
   float dy[M], kc[R];
   load<M>(dy, dys + (kInterval - 1) * P::CB);
-  // The sums of a step are issued in the next one, where nothing waits for them: fragments and weights stay until then.
+  // A step issues the sums of the step before, where nothing waits for them; fragments and weights are kept until then.
   typename Sums::Fragments turned, turned_before, turned_kept;
   unsigned wrote[M] = {}, weights[M], kept_by[M] = {};
   const unsigned third = t == 2 ? 0xffffu : 0u;  // the lane whose column is dk
   const int pair = t % kPairs<P>;  // this lane's columns
-  // The lane of a line that gives scalar i, if one does.
+  // The lane of a line that stores scalar i, if only one does.
   const auto owner = [&](int i) { return i == 0 && P::Cell::scalar_keep && P::diagonal ? g / 2 : 0; };
   const auto add = [&](Sums& y) {
     y.set(turned, wrote, turned_before, weights);
