@@ -3,9 +3,10 @@ top-p 0.9).
 
 `program`: the loop of `elman generate` for one sample, the whole model in one launch, from the first byte after the first
 launch to the last. `graph`: its steps recorded as a CUDA graph. `eager`: the same, launched kernel by kernel. `bursts`:
-`generate(custom_generate=in_bursts)`, prompt and recording included. The peer is transformers' own loop, `generate()` with the
-static cache, on the same model. ELMAN_PROFILE=FOLDER writes a table of kernels of each `graph` row. --only names models, ways
-or numbers of samples; a model that is not in the list is timed too.
+`generate(custom_generate=in_bursts)`, prompt and recording included. The peers are transformers' own loop, `generate()`
+with the static cache, on the same model; and, with about 27M parameters, fla's language model of Gated DeltaNet (an MLP in each
+layer) and mamba_ssm's of Mamba-2 with its CUDA graph, both in their own `generate()`. ELMAN_PROFILE=FOLDER writes a table of
+kernels of each `graph` row. --only names models, ways or numbers of samples; a model that is not in the list is timed too.
 
 `prefill`: seconds for a prompt of 1 MB, with its pieces in order and with its layers as a wave; the memory for a quarter of
 the prompt and for all of it; and the difference of states and logits from those of the pieces in order.
@@ -18,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -29,11 +31,12 @@ from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import parse_size
 
+from .step import mamba_lm
 from .step_profile import profile_steps
 
 MODELS = (
     "e42@1536x6", "e1@1280x6", "e88:h32n16@1536x20", "e88:conv_h32n32@640x8", "e75@1952x6", "e97@1152x6",
-    "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8",
+    "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8", "mamba2@640x10",
 )  # fmt: skip
 PREFILL = ("e42@1152x6", "e1@896x6", "e88:conv_h5n128v256@640x8", "gdn@640x8", "lstm@640x6", "gdn*3+transformer@640x8")
 PIECES = (2048, 8192)
@@ -43,6 +46,7 @@ SKIPPED = 64
 SLOW = 8
 """What is launched from Python is timed over this many times fewer bytes."""
 HOW = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 def build(name: str, setting: Setting) -> LadderForCausalLM:
@@ -75,12 +79,38 @@ def transformers_rate(model: LadderForCausalLM, samples: int, bursts: bool, coun
     """Bytes a second of `generate()`, prompt and recording included; the first call is not timed."""
     tokens = torch.tensor([list(PROMPT)] * samples, device=model.device)
     way = {"custom_generate": in_bursts} if bursts else {"cache_implementation": "static"}
-    settings = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "pad_token_id": 0} | way
+    settings = SAMPLED | {"pad_token_id": 0} | way
     model.generation_config.eos_token_id = None
     for length in (2 * SKIPPED, count):
         started = time.perf_counter()
         model.generate(tokens, max_new_tokens=length, **settings)
         if model.device.type == "cuda":
+            torch.cuda.synchronize()
+    return count * samples / (time.perf_counter() - started)
+
+
+def fla_gdn(setting: Setting) -> Callable[[torch.Tensor, int], object]:
+    from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
+
+    sizes = {"hidden_size": 640, "head_dim": 128, "num_heads": 5, "num_hidden_layers": 4, "vocab_size": 256}
+    config = GatedDeltaNetConfig(**sizes, tie_word_embeddings=True, eos_token_id=None)
+    model = GatedDeltaNetForCausalLM(config).to(setting.device, setting.dtype).eval()
+    return lambda tokens, count: model.generate(tokens, max_new_tokens=count, pad_token_id=0, **SAMPLED)
+
+
+def mamba_ssm(setting: Setting) -> Callable[[torch.Tensor, int], object]:
+    model = mamba_lm(640, 10).inner.to(setting.device, setting.dtype).eval()
+    how = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "cg": True}
+    return lambda tokens, count: model.generate(tokens, tokens.shape[1] + count, **how)
+
+
+def library_rate(write: Callable[[torch.Tensor, int], object], device: torch.device, samples: int, count: int) -> float:
+    """Bytes a second of a library's own generation, prompt included; the first call, of equal length, is not timed."""
+    tokens = torch.tensor([list(PROMPT)] * samples, device=device)
+    for _ in range(2):
+        started = time.perf_counter()
+        write(tokens, count)
+        if device.type == "cuda":
             torch.cuda.synchronize()
     return count * samples / (time.perf_counter() - started)
 
@@ -128,6 +158,18 @@ def rows(setting: Setting) -> Iterator[Row]:
                     return {"parameters": sum(p.numel() for p in model.parameters()), **figures}
 
                 yield setting.row(measured, model=name, samples=samples, who=way, kind=kind)
+    libraries = {"fla's generate()": fla_gdn, "mamba_ssm's generate()": mamba_ssm}
+    for who, make in libraries.items() if setting.peers and setting.device.type == "cuda" else ():
+        for samples in (1, 64):
+            if setting.wants(model=who, samples=samples):
+
+                def theirs(make: Callable[[Setting], Any] = make, n: int = samples) -> Row:
+                    write = make(setting)
+                    rates = [library_rate(write, setting.device, n, max(1, count // SLOW)) for _ in range(5)]
+                    middle = statistics.median(rates)
+                    return {"bytes_s": round(middle), "lowest": round(min(rates)), "highest": round(max(rates))}
+
+                yield setting.row(theirs, model=who, samples=samples, who=who, kind="peer")
     if folder := os.environ.get(
         "ELMAN_PROFILE"
     ):  # last of all: a process that has profiled launches more slowly from then on
