@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from elman_core.kernels import KernelError, load_or_warn
+from elman_core.kernels.runtime import transformed
 
 Found = TypeVar("Found")
 Called = TypeVar("Called", bound=Callable[..., Any])
@@ -61,12 +62,12 @@ class Library(Generic[Found]):
 
     @never_compiled
     def chosen(self) -> Found | None:
-        """The library's functions, or None after one line that says why.
+        """The library's functions, or None under torch.func, which they do not support, or after one line that says why.
 
         Raises:
             KernelError: there are none, and ELMAN_KERNELS=require.
         """
-        return load_or_warn(self.variants, self.functions)
+        return None if transformed(vmap=True) else load_or_warn(self.variants, self.functions)
 
     @cached_property
     def found(self) -> Found | str:

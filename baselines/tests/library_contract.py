@@ -66,6 +66,12 @@ class LibraryContract(VariantContract):
             for name in end:  # states are kept in float32 by the library
                 torch.testing.assert_close(end_lib[name].double(), end[name], rtol=1e-6, atol=1e-6)
 
+    def test_torch_func_goes_through_plain_pytorch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, seen = object(), list[Any]()
+        monkeypatch.setitem(vars(self.op.library), "found", found)
+        torch.func.grad(lambda x: (seen.append(self.op.library.chosen()), x)[1])(torch.ones(()))
+        assert (seen, self.op.library.chosen()) == ([None], found)
+
     def test_without_the_library_the_reason_says_what_to_type(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, self.library, None)
         vars(self.op.library).pop("found", None)
