@@ -119,6 +119,12 @@ def test_the_loop_writes_the_same_bytes_with_a_program(monkeypatch):
     assert whole.made(model, blocks=2) is not other
 
 
+def test_a_program_is_made_whatever_the_default_device_is():
+    model = model_of("e42")
+    with torch.device("meta"):
+        assert whole.made(model, blocks=2) is not None
+
+
 def test_the_sum_of_weights_on_a_gpu_sees_a_changed_bit_and_swapped_rows():
     x, swapped, changed = (torch.arange(600.0).view(30, 20).bfloat16() for _ in range(3))
     swapped[[0, 7]] = swapped[[7, 0]]

@@ -82,7 +82,8 @@ def made(model: LadderForCausalLM, wait: bool = True, **how: Any) -> Program | N
     if known != key or (isinstance(found, threading.Thread) and (wait or not found.is_alive())):
         found = None
         try:
-            found = _make(model, wait, **how)
+            with torch.device("cpu"):  # whatever the default device is
+                found = _make(model, wait, **how)
         except (UnknownError, NotImplementedError) as unknown:  # the latter from a mixer that names a kernel
             _say(f"it has {unknown}")
         except KernelError as error:
