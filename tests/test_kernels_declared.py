@@ -128,3 +128,9 @@ def test_a_declaration_that_no_kernel_takes_is_refused_at_once(kind: type, decla
     with pytest.raises(ConfigError) as caught:
         kind("refused", **declared)
     assert said in str(caught.value)
+
+
+def test_two_families_cannot_have_kernels_of_one_name():
+    """The chooser would prepare and verify the later one in the place of both."""
+    with pytest.raises(ConfigError, match=r"^elman_baselines\.rnn\.op has a kernel of this name \(gru\), too"):
+        ElementwiseKernel("gru", header=Path("none.h"), step=lambda h, x: (h + x, h), streams=("x",))

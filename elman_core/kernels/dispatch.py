@@ -77,7 +77,11 @@ _as_if = 0  # steps
 
 
 def register(kernel: Compiled) -> None:
-    """Let `runs` find this kernel by its name."""
+    """Let `runs` find this kernel by its name. Raises `ConfigError`: another one has it."""
+    if kernel.name in _kernels:
+        raise ConfigError(
+            f"{_owners[kernel.name]} has a kernel of this name ({kernel.name}), too: choose another in {caller()}"
+        )
     _kernels[kernel.name], _owners[kernel.name] = kernel, caller()
 
 
