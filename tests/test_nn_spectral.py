@@ -1,13 +1,14 @@
 """Spectral normalisation: what it scales to, when its vectors move, and that nothing else moves them."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from elman_core.nn import LowRank, SpectralNorm, scaled_once
+from elman_core.nn import CausalConv, LowRank, SpectralNorm, scaled_once
 
 
 class Scaled(nn.Module):
@@ -202,3 +203,20 @@ def test_vectors_are_constant_in_forward_mode_too(training):
     leaf = weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(product(leaf), leaf)
     torch.testing.assert_close(along, (gradient * weight.t()).sum())
+
+
+def test_taps_of_a_convolution_are_cast_once_in_a_generation():
+    conv = CausalConv(6, 3, dim=1).bfloat16().eval()
+    x, cast = torch.randn(2, 5, 6).bfloat16(), Mock(wraps=conv.compute)
+    conv.compute = cast
+    with torch.no_grad():
+        expected = conv(x)
+        with scaled_once(conv):
+            found = [conv(x) for _ in range(3)]
+            assert cast.call_count == 2
+            conv.weight.mul_(2)
+            assert not torch.equal(conv(x)[0], expected[0])
+    assert cast.call_count == 3
+    for y, window in found:
+        assert torch.equal(y, expected[0])
+        assert torch.equal(window, expected[1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from elman_core.nn import l2_normalize
+from elman_core.nn import causal_conv, l2_normalize
 from elman_core.registry import ConfigError, KernelError
 
 from .library_contract import LibraryContract
@@ -213,3 +215,21 @@ def test_an_import_that_fails_without_a_word_is_a_reason_too(monkeypatch: pytest
     assert Library("it", "torch", "the library", "pip install it", silent).found == (
         "the library cannot be imported (RuntimeError: no message): pip install it"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_decoding_runs_one_convolution(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = GatedDeltaNet(24, GDNConfig(head_dim=8)).to(dtype).eval()
+    x = torch.randn(3, 1, 24).to(dtype)
+    state = {name: torch.randn(3, *shape) for name, (shape, _) in layer.state_spec(24, layer.config).items()}
+    masks = (None, torch.tensor([[True], [False], [True]]))
+    starts = (None, torch.tensor([[False], [False], [True]]))
+    for before, mask, start in itertools.product((None, state), masks, starts):
+        with torch.enable_grad():
+            y, after = layer(x, before, mask, start)  # three
+        with torch.no_grad(), patch("elman_baselines.gdn.mixer.causal_conv", wraps=causal_conv) as one:
+            y_step, after_step = layer(x, before, mask, start)
+        assert one.call_count == 1
+        assert torch.equal(y_step, y)
+        assert all(torch.equal(after_step[name], after[name]) for name in after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,12 @@ class ComputedWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._holders = 0  # how many `scaled_once` are under way
-        self._held: tuple[tuple[tuple[int, int], ...], Tensor] | None = None  # of which parameters, and the weight
+        self._held: tuple[tuple[tuple[int, int], ...], Any] | None = None  # of which parameters, and the weight
 
-    def compute(self, *parameters: Tensor, **how: bool) -> Tensor:
+    def compute(self, *parameters: Tensor, **how: bool) -> Any:
         raise NotImplementedError(f"{type(self).__name__}.compute")
 
-    def forward(self, *parameters: Tensor, **how: bool) -> Tensor:
+    def forward(self, *parameters: Tensor, **how: bool) -> Any:
         if not self._holders or self.training or torch.is_grad_enabled():
             return self.compute(*parameters, **how)
         if torch.compiler.is_compiling():  # cannot look whether they are the same: inside `scaled_once` they are

@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from elman_core.kernels.causal_conv.op import causal_conv
 
+from .computed import ComputedWeight
+from .functional import compute_dtype
 
-class CausalConv(nn.Module):
+
+class CausalConv(ComputedWeight):
     """y_t = bias + sum_j weight_j u_{t-(K-1)+j}, channel by channel; before the start u is 0, or the window of the last call.
 
     A masked step does not count: the window stays the same, and the next step sees the inputs before it.
@@ -34,13 +37,18 @@ class CausalConv(nn.Module):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def forward(
+    def compute(self, *parameters: Tensor) -> list[Tensor]:  # type: ignore[override]
+        """The weight (C, K) and, if there is one, the bias, as the kernel takes them: a cast takes as long as its step."""
+        return [p.to(compute_dtype(p)) for p in (parameters[0].squeeze(1), *parameters[1:])]
+
+    def forward(  # type: ignore[override]
         self, u: Tensor, window_BKC: Tensor | None = None, mask: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `causal_conv` (elman_core/kernels/causal_conv/op.py): (y, the new window)."""
-        weight_CK = self.weight.squeeze(1)
+        weight_CK, *bias = super().forward(*(p for p in (self.weight, self.bias) if p is not None))
+        bias_C = bias[0] if bias else None
         if self.dim == 0:
-            return causal_conv(u, weight_CK, self.bias, window_BKC, mask, starts, silu=self.silu)
+            return causal_conv(u, weight_CK, bias_C, window_BKC, mask, starts, silu=self.silu)
         mask, starts = (None if x is None else x.transpose(0, 1) for x in (mask, starts))
-        y, window = causal_conv(u.transpose(0, 1), weight_CK, self.bias, window_BKC, mask, starts, silu=self.silu)
+        y, window = causal_conv(u.transpose(0, 1), weight_CK, bias_C, window_BKC, mask, starts, silu=self.silu)
         return y.transpose(0, 1), window

@@ -16,7 +16,9 @@ from elman_baselines.library import fla_runs
 from elman_core import ConfigError, Mixer, State
 from elman_core.nn import (
     CausalConv,
+    ComputedWeight,
     RMSNorm,
+    causal_conv,
     compute_dtype,
     l2_normalize,
     linear,
@@ -34,6 +36,13 @@ L2_EPS = 1e-6
 """Under the root of q's and k's length, as in fla."""
 GONE = -150.0
 """log α where a document begins: its exponential is 0 in float32, and sums of a chunk lose no more than 1e-5 each."""
+
+
+class Joined(ComputedWeight):
+    """The taps of several convolutions as one, (C, K)."""
+
+    def compute(self, *weights: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.cat(weights).squeeze(1).to(compute_dtype(weights[0]))
 
 
 class GatedDeltaNet(Mixer):
@@ -62,6 +71,7 @@ class GatedDeltaNet(Mixer):
         self.q_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
         self.k_conv1d = CausalConv(self.keys, config.d_conv, bias=False, dim=1, silu=True)
         self.v_conv1d = CausalConv(self.values, config.d_conv, bias=False, dim=1, silu=True)
+        self.taps = Joined()
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.dt_bias = nn.Parameter(torch.empty(decays))
         self.o_norm = RMSNorm(config.values)
@@ -126,6 +136,16 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[list[Tensor], Tensor]:
         """silu(conv(q)), of k and of v, (B, T, H, ·) each, and the last inputs of the convolutions."""
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        if (
+            qkv[0].shape[1] == 1 and not torch.is_grad_enabled()
+        ):  # a launch for three, and no copies of parts of the window
+            flags = (None if x is None else x.transpose(0, 1) for x in (mask_BT, starts_BT))
+            taps_CK, whole = self.taps(*(c.weight for c in convs)), torch.cat(qkv, -1).transpose(0, 1)
+            y_TBC, window = causal_conv(
+                whole, taps_CK, None, None if state is None else state["conv"], *flags, silu=True
+            )
+            parts = y_TBC.transpose(0, 1).split([p.shape[-1] for p in qkv], -1)
+            return [y.unflatten(-1, (self.heads, -1)) for y in parts], window
         windows = [None] * 3 if state is None else state["conv"].split([c.weight.shape[0] for c in convs], -1)
         done = [c(p, window, mask_BT, starts_BT) for c, p, window in zip(convs, qkv, windows, strict=True)]
         return [y.unflatten(-1, (self.heads, -1)) for y, _ in done], torch.cat([w for _, w in done], -1)
