@@ -7,10 +7,10 @@ namespace emulated::races {
 
 #ifdef EMULATED_RACES
 void begin(const void* shared, std::size_t bytes, int threads);  // a block begins, besides those that run
-void end();  // all blocks end
-void run(int thread);  // thread `thread`, counted over all blocks, runs from here on
-void arrive(const void* barrier);  // the running thread arrives
-void tell(const void* barrier);  // it arrives without waiting, so it sees no writes of the others
+void end();
+void run(int thread);  // from here on; counted over all blocks
+void arrive(const void* barrier);
+void tell(const void* barrier);  // arrives without waiting, so it sees no writes of the others
 void complete(const void* barrier,
               bool orders);  // all waiting threads see the earlier accesses of all that arrived, if it orders them
 void copy_begins(const void* to, std::size_t bytes);  // the copy may write at any time between these two
