@@ -25,7 +25,7 @@ from elman_core.kernels.decode import op as decode
 from elman_core.kernels.decode.spec import DTYPES, LINEAR, case
 from elman_core.kernels.verify import Report, failures, verify
 from elman_core.model import LadderLM
-from elman_core.nn import is_bare, linear, scaled_once
+from elman_core.nn import is_bare, linear, linears, scaled_once
 from elman_core.registry import KernelError
 
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
@@ -200,6 +200,19 @@ def test_a_compiler_that_fails_is_asked_once(taken, monkeypatch, caplog):
     compiler.assert_called_once()
     monkeypatch.setenv("ELMAN_KERNELS", "off")
     assert not decode.takes(x, w)
+
+
+@pytest.mark.usefixtures("taken")
+def test_more_maps_than_a_launch_takes_are_two(monkeypatch):
+    modules = [nn.Linear(40, outputs, bias=False, dtype=bf16) for outputs in (24, 9, 24, 16, 8, 5, 17)]
+    x = torch.randn(2, 1, 40).to(bf16)
+    launched = Mock(wraps=decode.linears)
+    monkeypatch.setattr(decode, "linears", launched)
+    with torch.no_grad():
+        found = linears(modules, x)
+    assert [len(call.args[1]) for call in launched.call_args_list] == [5, 2]
+    for module, y in zip(modules, found, strict=True):
+        torch.testing.assert_close(y, module(x), rtol=2e-2, atol=2e-2)
 
 
 def test_nothing_is_verified_for_the_first_time_while_a_step_is_recorded(taken):

@@ -207,8 +207,8 @@ def test_vectors_are_constant_in_forward_mode_too(training):
 
 def test_taps_of_a_convolution_are_cast_once_in_a_generation():
     conv = CausalConv(6, 3, dim=1).bfloat16().eval()
-    x, cast = torch.randn(2, 5, 6).bfloat16(), Mock(wraps=conv.compute)
-    conv.compute = cast
+    x, cast = torch.randn(2, 5, 6).bfloat16(), Mock(wraps=conv.wide.compute)
+    conv.wide.compute = cast
     with torch.no_grad():
         expected = conv(x)
         with scaled_once(conv):

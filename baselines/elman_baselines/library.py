@@ -13,8 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from elman_core.kernels import KernelError, load_or_warn
-from elman_core.kernels.runtime import transformed
+from elman_core.kernels import KernelError, load_or_warn, transformed
 
 Found = TypeVar("Found")
 Called = TypeVar("Called", bound=Callable[..., Any])

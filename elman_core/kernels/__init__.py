@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .matrix.op import MatrixKernel
     from .matrix.spec import Maps
     from .rows.op import RowsKernel
-    from .runtime import compute_dtype, load_or_warn, operator
+    from .runtime import compute_dtype, load_or_warn, operator, transformed
     from .spec import Case, KernelSpec, document_starts, first_steps, padding_mask
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used

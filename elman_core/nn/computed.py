@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .functional import compute_dtype
 from .init import orthogonal_
 
 
@@ -49,6 +50,13 @@ def scaled_once(model: nn.Module) -> Iterator[None]:
             weight._holders -= 1
             if not weight._holders:
                 weight._held = None
+
+
+class Wide(ComputedWeight):
+    """Parameters as kernels take vectors, in float32 or float64: a cast takes as long as a kernel's step."""
+
+    def compute(self, *parameters: Tensor) -> list[Tensor]:  # type: ignore[override]
+        return [p.to(compute_dtype(p)) for p in parameters]
 
 
 class LowRank(ComputedWeight):

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from elman_core.kernels.causal_conv.op import causal_conv
 
-from .computed import ComputedWeight
-from .functional import compute_dtype
+from .computed import Wide
 
 
-class CausalConv(ComputedWeight):
+class CausalConv(nn.Module):
     """y_t = bias + sum_j weight_j u_{t-(K-1)+j}, channel by channel; before the start u is 0, or the window of the last call.
 
     A masked step does not count: the window stays the same, and the next step sees the inputs before it.
@@ -28,6 +27,7 @@ class CausalConv(ComputedWeight):
         self.width, self.dim, self.silu = width, dim, silu
         self.weight = nn.Parameter(torch.empty(channels, 1, width))  # the shape of a depthwise torch.nn.Conv1d
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.wide = Wide()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -37,16 +37,12 @@ class CausalConv(ComputedWeight):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def compute(self, *parameters: Tensor) -> list[Tensor]:  # type: ignore[override]
-        """The weight (C, K) and, if there is one, the bias, as the kernel takes them: a cast takes as long as its step."""
-        return [p.to(compute_dtype(p)) for p in (parameters[0].squeeze(1), *parameters[1:])]
-
-    def forward(  # type: ignore[override]
+    def forward(
         self, u: Tensor, window_BKC: Tensor | None = None, mask: Tensor | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `causal_conv` (elman_core/kernels/causal_conv/op.py): (y, the new window)."""
-        weight_CK, *bias = super().forward(*(p for p in (self.weight, self.bias) if p is not None))
-        bias_C = bias[0] if bias else None
+        weight_C1K, *bias = self.wide(*(p for p in (self.weight, self.bias) if p is not None))
+        weight_CK, bias_C = weight_C1K.squeeze(1), bias[0] if bias else None
         if self.dim == 0:
             return causal_conv(u, weight_CK, bias_C, window_BKC, mask, starts, silu=self.silu)
         mask, starts = (None if x is None else x.transpose(0, 1) for x in (mask, starts))

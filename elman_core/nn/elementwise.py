@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from elman_core.kernels import ElementwiseKernel
 from elman_core.registry import State, StateSpec
 
+from .computed import Wide
 from .init import xavier_uniform_
 from .linear import linears
 from .wrapper import WrapperMixer
@@ -62,10 +63,12 @@ class FormMixer(WrapperMixer):
             self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
         for name in form.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(width)))
+        self.wide = Wide()
 
     def vectors(self) -> list[Tensor]:
         """The learned vectors as the kernel takes them; the parameters themselves unless overridden."""
-        return [getattr(self, name) for name in self.form_of(self.config).vectors]
+        made: list[Tensor] = self.wide(*(getattr(self, name) for name in self.form_of(self.config).vectors))
+        return made
 
     def matrices(self, weight: Tensor) -> Sequence[Tensor]:
         """The parts of a map's weight that are drawn apart."""

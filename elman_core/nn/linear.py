@@ -41,13 +41,14 @@ def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tup
 
 
 def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]`; one product for many rows; for few rows, one launch if no module has a bias, otherwise one launch
-    each."""
+    """`[module(x), ...]`; one product for many rows; for few rows, one launch of up to five if no module has a bias, otherwise
+    one launch each."""
     bare = [module for module in modules if is_bare(module)]
     if len(bare) == len(modules):
-        weights = [module.weight for module in bare]
-        if all(module.bias is None for module in bare) and decode.takes(x, *weights):
-            return decode.linears(x, weights)
+        weights, most = [module.weight for module in bare], decode.MOST_MAPS + 1
+        parts = [weights[at : at + most] for at in range(0, len(weights), most)]
+        if all(module.bias is None for module in bare) and all(decode.takes(x, *part) for part in parts):
+            return [y for part in parts for y in decode.linears(x, part)]
         if joins(bare, x):
             return joined(bare, x)
     return [linear(module, x) for module in modules]
@@ -79,4 +80,4 @@ def aligned(module: nn.Module, x: Tensor) -> Tensor:
     """
     if is_bare(module) and module.bias is None and module.out_features % ALIGN and many_rows(x):
         return padded(module.weight, x)
-    return _plain(module, x)
+    return linear(module, x)
