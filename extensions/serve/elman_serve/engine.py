@@ -369,9 +369,8 @@ class Engine(threading.Thread):
 
     def _take(self, text: Text, tokens: Sequence[int]) -> None:
         """Append tokens that were drawn, up to the end of the text; -1 stands for logits that are not finite."""
-        taken = 0
+        before = len(text.tokens)
         for token in tokens:
-            taken += 1
             if token < 0:
                 text.request.error = DivergedError("the model's logits are not finite: its weights have diverged")
             elif token in self.ends:
@@ -380,7 +379,7 @@ class Engine(threading.Thread):
                 text.take(token, self.language.texts[token])
             if text.finish or token < 0:
                 break
-        self.metrics.written.inc(taken)
+        self.metrics.written.inc(len(text.tokens) - before)
 
     def _count(self) -> None:
         metrics = self.metrics

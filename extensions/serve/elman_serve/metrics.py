@@ -14,7 +14,7 @@ class Metrics:
             "elman_requests", "Requests by path and HTTP status.", ["path", "status"], registry=registry
         )
         self.read = Counter("elman_prompt_tokens", "Tokens of prompts that the model has read.", registry=registry)
-        self.written = Counter("elman_written_tokens", "Tokens that the model has written.", registry=registry)
+        self.written = Counter("elman_written_tokens", "Tokens of texts, as `usage` counts them.", registry=registry)
         self.hits = Counter("elman_prefix_hits", "Prompts that continued a kept state.", registry=registry)
         self.reused = Counter(
             "elman_prefix_reused_tokens", "Tokens of prompts that were not read again.", registry=registry

@@ -301,7 +301,7 @@ class Prefixes:
     from where its own pieces would end, so it gets the same bits as if it were read from its start.
 
     Args:
-        most: bytes to keep at most; 0 keeps nothing. piece: tokens.
+        most: bytes to keep at most; 0, or less than those of one state, keeps nothing. piece: tokens.
 
     Attributes:
         bytes: kept now.
@@ -334,7 +334,9 @@ class Prefixes:
         """Keep the states after the text of this key, whose memory holds nothing else."""
         if key not in self._kept:
             self._kept[key] = (states, logits_1V)
-            self.bytes += size_of(states) + logits_1V.nbytes
+            self.bytes += (size := size_of(states) + logits_1V.nbytes)
+            if size > self.most:  # all have this size: nothing is ever kept, for which another text could wait
+                self.most = 0
         while self.bytes > self.most:
             _, (old, logits) = self._kept.popitem(last=False)
             self.bytes -= size_of(old) + logits.nbytes

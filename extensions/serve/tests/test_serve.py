@@ -177,6 +177,8 @@ def test_texts_of_equal_settings_are_written_several_tokens_a_turn(variant, widt
             assert [text.finish for text in request.texts] == [
                 "length" if len(text) == request.most else "stop" for text in alone
             ]
+        told = sum(len(text.tokens) for request in (gone, *asked) for text in request.texts)
+        assert served.metric("written_tokens_total") == told, "neither ends nor what is drawn behind them"
     assert max(steps) > 1
     assert all(known) == (way != "graph"), "there draws begin before the last ones are read"
 
@@ -579,6 +581,17 @@ def test_prompts_that_come_soon_after_one_another_are_read_together(monkeypatch)
             time.sleep(0.01)
         until(lambda: all(request.done for request in asked))
     assert groups == [3]
+
+
+def test_where_no_state_fits_equal_prompts_wait_for_one_piece_only(monkeypatch):
+    real, groups = Engine._read_on, []
+    monkeypatch.setattr(Engine, "_read_on", lambda engine, group: groups.append(len(group)) or real(engine, group))
+    asked = [Request(LONG.encode()[:300], Sampling(), 3, threading.Event(), seed=n) for n in range(5)]
+    with Served(prefix_bytes=100) as served:
+        served.engine.submit(*asked)
+        until(lambda: all(request.done for request in asked))
+        assert served.metric("prefix_state_bytes") == 0
+    assert sorted(groups) == [1, 1, 1, 4, 4, 4], "of three pieces each"
 
 
 def test_many_prompts_are_read_by_as_many_operators_as_two_and_each_state_has_its_memory():
