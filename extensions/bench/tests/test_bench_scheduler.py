@@ -116,12 +116,13 @@ def test_a_job_that_cannot_start_breaks_only_itself(tmp_path):
         {"attempts": 3},
         {"attempts": [None]},
         {"contended": "no"},
+        {"status": "running"},  # and was never started
     ],
 )
 def test_a_state_with_values_of_another_type_is_damaged(tmp_path, change):
     job = shell_job(tmp_path, "a", "true")
     job.state.parent.mkdir()
-    write_json(job.state, {"id": "a", "status": "running", "attempts": [], **change})
+    write_json(job.state, {"id": "a", "status": "waiting", "attempts": [], **change})
     with pytest.raises(CheckpointError, match="is not the state of a job"):
         state(job)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -187,3 +188,11 @@ def test_real_runs_are_read_paired_drawn_and_reported(tmp_path, capsys):
     wanted = np.mean([(a[s] - b[s]) / math.log(2) for s in range(first, last + 1)])
     assert found["pairs"][0]["loss"]["mean"] == pytest.approx(wanted)
     assert main(["results", str(tmp_path / "runs"), "--html"]) == 0
+
+
+def test_characters_that_no_font_has_are_drawn_without_a_warning(caplog):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picture = plots.by_length({"模型 모형": {1: [0.5], 2: [0.7]}}, "表題", "長さ", "y", 0.5)
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert not caplog.records, "matplotlib logs each font that it does not find"

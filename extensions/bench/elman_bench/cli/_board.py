@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -111,7 +112,8 @@ class Board:
             left = 60 * length.minutes - now.seconds
         ends = f"  {max(0.0, left) / 60:.1f} min left" if left is not None else ""
         scored = f"  {now.bits_per_byte:.4f} bits per byte" if now.bits_per_byte is not None else ""
-        return f"{step}{ends}  loss {now.loss:.4f} nats  {now.tok_s:,.0f} tok/s{scored}"
+        loss = "–" if math.isnan(now.loss) else f"{now.loss:.4f}"  # no target of the last steps counts
+        return f"{step}{ends}  loss {loss} nats  {now.tok_s:,.0f} tok/s{scored}"
 
 
 def summary(states: Sequence[State]) -> str:

@@ -186,9 +186,9 @@ def _look(job: Job, state: State) -> None:
     from elman_bench.jobs.local import orphan_ending
     from elman_bench.jobs.outcome import final_status
 
-    last = _last(state)
-    if state.status != "running" or last is None:
+    if state.status != "running":
         return
+    last = state.attempts[-1]
     if ending := orphan_ending(job, last, len(state.attempts)):
         last.exit_code, state.status = ending.exit_code, final_status(job, ending, "", last.started)
 

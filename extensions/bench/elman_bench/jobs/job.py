@@ -183,6 +183,8 @@ def read_state(path: Path, id: str) -> State:
         tree = read_json(path)
         attempts = [Attempt(**_known(Attempt, a)) for a in tree.pop("attempts")]
         state = State(**_known(State, tree), attempts=attempts)
+        if state.status == RUNNING and not attempts:
+            raise ConfigError("it is running and was never started")
     except FileNotFoundError:
         return State(id)
     except (OSError, ElmanError, KeyError, TypeError, AttributeError) as error:

@@ -156,7 +156,7 @@ class Scheduler:
         for job in self.jobs:
             cancel_file(job).unlink(missing_ok=True)
             state = self.states[job.id]
-            if state.status == RUNNING and state.attempts:
+            if state.status == RUNNING:
                 self._adopt(job, state)
             failed = not state.unfinished and not state.ok
             if (state.unfinished and job.id not in self.active) or (failed and self._again):

@@ -8,6 +8,7 @@ so that a grey print reads the same.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,12 @@ PAPER, INK = ("#ffffff", "#14171b"), ("#1c1f24", "#e7e9ec")
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)), (0, (3, 3)))
 MARKERS = "os^DvPX*"
 ACROSS = {"tokens": "bytes seen", "steps": "optimizer steps", "minutes": "minutes of training"}
+CJK = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Zen Hei", "IPAexGothic",
+    "NanumGothic", "PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic",
+    "Arial Unicode MS",
+)  # fmt: skip
+"""Fonts for the characters that the first one lacks, where they are installed."""
 MOST = len(COLOURS)
 """Most models in one picture of losses."""
 _STYLE: dict[Any, Any] = {
@@ -128,8 +135,13 @@ def _svg(figure: Any) -> bytes:
 @contextmanager
 def _style() -> Iterator[None]:
     import matplotlib
+    from matplotlib.font_manager import fontManager
 
-    with matplotlib.rc_context(_STYLE):
+    # It warns of a font that is not there, and of each character that no font has.
+    fonts = {font.name for font in fontManager.ttflist}
+    family = [*matplotlib.rcParams["font.family"], *(name for name in CJK if name in fonts)]
+    with matplotlib.rc_context({**_STYLE, "font.family": family}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
         yield
 
 
