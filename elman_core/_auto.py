@@ -9,7 +9,6 @@ then miss names), it registers and stops watching.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -36,7 +35,7 @@ def _try_entry_points() -> None:
             os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     loading = 0
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:

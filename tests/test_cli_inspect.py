@@ -221,3 +221,23 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(monkeypatch: pytest.Monke
     assert table([["n" * 30, "runs/" * 7]]).endswith("\n      " + "runs/" * 7), (
         "a long word stays whole, on a line below"
     )
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_while_the_command_is_imported_ends_it_without_a_traceback(ignored):
+    """Unless it is ignored, as of a command that a script runs in the background."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Hit:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'elman_core.registry':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Hit())\n"
+        f"if {ignored}:\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "sys.argv[1:] = ['--version']\n"
+        "runpy.run_module('elman_core', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0 if ignored else 130, "")
+    assert done.stdout.startswith("elman ") == ignored
