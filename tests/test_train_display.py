@@ -66,13 +66,15 @@ def test_a_terminal_of_80_columns_breaks_no_word_and_no_figure(text, tmp_path, m
     assert "left -:--:--" in shown.getvalue()
 
 
-def test_a_step_in_which_no_target_counts_has_a_loss_of_0_and_ends_no_training():
-    display = Display(lambda _: None, Console(file=io.StringIO(), force_terminal=True, width=140))
+def test_a_step_in_which_no_target_counts_shows_no_loss():
+    lines = []
+    display = Display(lines.append, Console(file=io.StringIO(), force_terminal=True, width=140))
     with display.progress(10, 0, 0):
-        for loss, shown in ((2.0, "2.000 bpb"), (0.0, "1.900 bpb")):
-            metrics = {"loss": loss, "bits_per_byte": loss, "tok_s": 1.0, "memory": 2**30}
-            display.step({"step": 3, "lr": 1e-3, "grad_norm": 0.0, **metrics}, 3, 10, False)
+        for loss, counted, shown in ((0.0, 0.0, "loss –  – bpb"), (2.0, 0.5, "2.000 bpb"), (0.0, 0.0, "2.000 bpb")):
+            metrics = {"loss": loss, "bits_per_byte": loss, "counted": counted, "tok_s": 1.0, "memory": 2**30}
+            display.step({"step": 3, "lr": 1e-3, "grad_norm": 0.0, **metrics}, 3, 3, False)
             assert shown in display.bar.tasks[0].fields["figures"]
+    assert ["loss –  – bpb" in line for line in lines] == [True, False, True]
 
 
 def test_an_evaluation_has_a_bar_of_its_own():

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import torch
+import toy_mixers
+from safetensors.torch import load_file
 from train_helpers import assert_same_bits, losses, manifest, metrics, settings, train_words, wait_for_step, write_text
 
 from elman_core.cli import main
@@ -292,3 +294,24 @@ def test_a_checkpoint_holds_nothing_but_safetensors_json_and_text(finished):
     suffixes = {p.suffix for p in (finished / "checkpoints").rglob("*") if p.is_file()}
     assert suffixes == {".safetensors", ".json", ".py", ".md"}
     assert {p.name for p in (finished / "checkpoints").rglob("*.py")} == {"modeling_ladder_hub.py"}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "schedulefree", "muon"])
+def test_a_run_with_parameters_that_no_gradient_reaches_is_resumed(
+    optimizer, text, tmp_path, stop_at, monkeypatch, request
+):
+    toy_mixers.install()
+    request.addfinalizer(toy_mixers.uninstall)
+    make = toy_mixers.ToySum.__init__
+
+    def with_idle(mixer, *arguments):
+        make(mixer, *arguments)
+        mixer.idle, mixer.idle_vector = torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(3))
+
+    monkeypatch.setattr(toy_mixers.ToySum, "__init__", with_idle)
+    asked = settings(text, "model.variant='toysum'", f"train.optimizer={optimizer}", "train.steps=6")
+    whole = start(asked, tmp_path / "whole", quiet=True).fit().checkpoint
+    stop_at(3)
+    assert start(asked, tmp_path / "run", quiet=True).fit().step == 3
+    assert_same_bits(resume(tmp_path / "run", quiet=True).fit().checkpoint, whole)
+    assert (load_file(whole / "model.safetensors")["model.layers.0.mixer.idle"] == 1).all()

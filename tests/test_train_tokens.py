@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_a_text_that_says_the_end_of_a_document_goes_on(made):
     ids = in_tokens(Heldout(1, len(text) - 1, lambda _: whole), tokenizer).read(np.zeros(1, np.int64)).tokens[0]
     assert (ids == tokenizer.eos_token_id).sum() == 2, "before the first document and before the second"
     assert tokenizer.decode(ids[1:]).startswith(f"before {tokenizer.eos_token} after")
+
+
+def test_a_text_too_short_for_windows_is_scored_as_the_errors_say(made, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short text.txt").write_text("the model reads größe")
+    words = ["eval", str(made / "run"), "--data", "short text.txt"]
+    assert main(words) == 2
+    assert "--all scores it, with a model of tokens once elman data pack" in capsys.readouterr().err
+    assert main([*words, "--all"]) == 2
+    command, _, then = capsys.readouterr().err.partition(": ")[2].partition(": ")[2].partition(", then ")
+    assert main(shlex.split(command)[1:]) == 0
+    assert main([*words[:2], "--all", *then.split()]) == 0
+    assert "21 bytes all" in capsys.readouterr().out
 
 
 def test_an_export_has_tokenizer_and_chat_template_in_a_fresh_process(made, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,7 +82,10 @@ def eval_(
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
     tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])])
     if raw and everything:
-        raise ConfigError("--all reads tokens: pack the text with elman data pack --tokenizer, or leave --all out")
+        pack = shlex.join(
+            ["elman", "data", "pack", parts[0].value, "--tokenizer", ladder.name_or_path, "--out", "tokens.bin"]
+        )
+        raise ConfigError(f"--all reads this model's tokens: {pack}, then --data tokens.bin")
     with compute_in(precision, chosen):
         if everything:
             assert file is not None

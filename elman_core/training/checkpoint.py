@@ -108,7 +108,8 @@ def save_checkpoint(
     weights = {"state_dict": _to_first(own, ranks)} if is_sharded(model) else {}
     files = _collect(model, optimizer, progress, ranks)
     numbers: dict[str, Any] = {"step": progress.step, "bytes_seen": progress.bytes_seen, "seconds": progress.seconds}
-    numbers |= {"optimizer": optimizer.numbers(), "carry": None if progress.carry is None else len(progress.carry)}
+    numbers |= {"optimizer": optimizer.numbers(), "untouched": optimizer.untouched}
+    numbers |= {"carry": None if progress.carry is None else len(progress.carry)}
 
     def fill(partial: Path) -> None:
         state = partial / "state"
@@ -164,8 +165,9 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
         if optimizer.averages:
             weights.update(load_file(path / "state/last.safetensors"))
         _copy_into(model, weights)
-        numbers = read_json(path / "state/trainer.json")["optimizer"]
-        optimizer.load(load_file(path / "state/optimizer.safetensors"), numbers)
+        trainer = read_json(path / "state/trainer.json")
+        tensors = load_file(path / "state/optimizer.safetensors")
+        optimizer.load(tensors, trainer["optimizer"], trainer.get("untouched", ()))
 
 
 def read_progress(path: Path, run: str = "") -> Progress:

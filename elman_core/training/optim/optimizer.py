@@ -6,7 +6,7 @@ the evaluation weights x = y + (1 - 1/beta1) (z - y) are computed into new tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,8 +136,13 @@ class Optimizer:
         """The numbers of each group that change: learning rate, and counts of a schedule-free average."""
         return [{k: v.item() for k, v in group.items() if isinstance(v, Tensor)} for group in self.inner.param_groups]
 
-    def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]]) -> None:
-        """Restore the state that `tensors` and `numbers` returned.
+    @property
+    def untouched(self) -> list[str]:
+        """The parameters without a state: no gradient has reached them."""
+        return [name for name, p in self.params.items() if not self.inner.state.get(p)]
+
+    def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]], untouched: Sequence[str] = ()) -> None:
+        """Restore the state that `tensors`, `numbers` and `untouched` returned.
 
         Raises:
             CheckpointError: a state for other parameters than this model's.
@@ -146,8 +151,9 @@ class Optimizer:
         for key, tensor in tensors.items():
             kind, _, name = key.partition("/")
             by_name.setdefault(name, {})[kind] = tensor
-        if (by_name and set(by_name) != set(self.params)) or len(numbers) != len(self.inner.param_groups):
-            odd = sorted(set(by_name) ^ set(self.params))
+        known = {*by_name, *untouched}
+        if (by_name and known != set(self.params)) or len(numbers) != len(self.inner.param_groups):
+            odd = sorted(known ^ set(self.params))
             raise CheckpointError(f"the optimizer's state is of another model: {', '.join(odd[:3]) or 'other groups'}")
         kinds = {kind for values in by_name.values() for kind in values}
         keeps = {n: _AVERAGED if self.averages else _MUON if n in self.matrices else _ADAMW for n in by_name}

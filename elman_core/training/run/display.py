@@ -22,6 +22,7 @@ from elman_core.registry.errors import printable
 
 WIDE = 100
 """Columns of a terminal whose progress bar leaves room for every figure."""
+LOSSES = ("loss", "bits_per_byte")
 
 
 class _Unfailing:
@@ -103,8 +104,10 @@ class Display:
     def step(self, metrics: Mapping[str, float], done: float, every: int, last: bool) -> None:
         """Report an optimizer step. `done`: steps or seconds so far; `every`: steps between lines; `last`: of the training."""
         step = int(metrics["step"])
-        now = {name: metrics[name] for name in ("loss", "bits_per_byte")}
-        self.smooth = {name: 0.95 * self.smooth.get(name, value) + 0.05 * value for name, value in now.items()}
+        if not metrics.get("counted", 1):  # a step without a target that counts has no loss
+            metrics = {name: value for name, value in metrics.items() if name not in LOSSES}
+        now = {name: metrics[name] for name in LOSSES if name in metrics}
+        self.smooth |= {name: 0.95 * self.smooth.get(name, value) + 0.05 * value for name, value in now.items()}
         if self.bar is not None:
             figures = _figures({**metrics, **self.smooth}, short=self.console.width < WIDE)
             self.bar.update(self.task, completed=done, description=f"step {step}", figures=figures)
@@ -177,9 +180,9 @@ def layers_in_words(numbers: Sequence[int]) -> str:
 
 
 def _figures(metrics: Mapping[str, float], short: bool = False) -> str:
-    loss = metrics["loss"]
-    figures = f"{metrics['bits_per_byte']:.3f} bpb  {metrics['tok_s']:,.0f} tok/s"
-    return figures if short else f"loss {loss:.4f}  {figures}  {metrics['memory'] / 2**30:.2f} GiB"
+    loss, bits = (f"{metrics[n]:.{digits}f}" if n in metrics else "–" for n, digits in zip(LOSSES, (4, 3), strict=True))
+    figures = f"{bits} bpb  {metrics['tok_s']:,.0f} tok/s"
+    return figures if short else f"loss {loss}  {figures}  {metrics['memory'] / 2**30:.2f} GiB"
 
 
 def _summary(result: Mapping[str, Any], steps: int) -> str:
