@@ -33,6 +33,15 @@ def scan_as_documented(x, dt, a, b, c, chunk_size, D, initial_states, return_fin
     return ssd_reference(x, dt, a, b[:, :, 0], c[:, :, 0], D, initial_states, begins(seq_idx))
 
 
+def step_as_documented(state, x, dt, A, B, C, D, dt_bias, dt_softplus):  # type: ignore[no-untyped-def]
+    assert dt_softplus
+    assert not any((dt.stride(-1), dt_bias.stride(-1), A.stride(-1), A.stride(-2))), "a fast path of the kernel"
+    dt, a = F.softplus(dt + dt_bias)[:, None, :, 0], A[:, 0, 0]
+    y, end = ssd_reference(x[:, None], dt, a, B, C, D[:, 0], state.clone(), None)
+    state.copy_(end)
+    return y[:, 0]
+
+
 def norm_as_documented(x, weight, bias, z, eps, norm_before_gate):  # type: ignore[no-untyped-def]
     assert bias is None
     assert not norm_before_gate
@@ -103,9 +112,9 @@ class TestMamba2(LibraryContract):
         return conv | maps | initial.decays(1.0) | {"D": 1.0, "norm.weight": 1.0}
 
     ways = (
-        op.Kernels(scan_as_documented, norm_as_documented),
-        op.Kernels(scan_as_documented, norm_as_documented, conv=fla_conv_as_documented),
-        op.Kernels(scan_as_documented, norm_as_documented, whole=whole_as_documented),
+        op.Kernels(scan_as_documented, norm_as_documented, step_as_documented),
+        op.Kernels(scan_as_documented, norm_as_documented, step_as_documented, conv=fla_conv_as_documented),
+        op.Kernels(scan_as_documented, norm_as_documented, step_as_documented, whole=whole_as_documented),
     )
 
     @pytest.mark.parametrize("steps", [5, 70])

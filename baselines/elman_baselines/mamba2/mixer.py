@@ -87,20 +87,24 @@ class Mamba2(Mixer):
     ) -> tuple[Tensor, State]:
         widths = (self.inner, self.config.convolved(self.dim), self.heads)
         projected = aligned(self.in_proj, x_BTD)  # with zeros behind dt: rows of 28 heads would begin anywhere
-        found = op.kernels(projected) if x_BTD.shape[1] > 1 else None
+        one = x_BTD.shape[1] == 1
+        found = None if one and torch.is_grad_enabled() else op.kernels(projected)
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
-        if found is not None and found.whole is not None and state is None and mask_BT is None:
+        if found is not None and found.whole is not None and not one and state is None and mask_BT is None:
             exact = projected[..., : sum(widths)]
             layer = self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim
             y_BTI, ssm = op.whole(found, exact, *layer, starts_BT)
             return self.out_proj(y_BTI), {"conv": self._window(projected, starts_BT), "ssm": ssm}
         z_BTI, xbc_BTC, dt_BTH, _ = projected.split((*widths, projected.shape[-1] - sum(widths)), -1)
-        if found is not None and found.conv is not None and state is mask_BT is starts_BT is None:
+        if found is not None and found.conv is not None and not one and state is mask_BT is starts_BT is None:
             xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
         else:
             y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT, starts_BT)
             xbc_BTC = F.silu(y_BTC)
         x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
+        if found is not None and one:
+            y_BTI, ssm = self._step(found, x_BTI, dt_BTH, a_H, b_BTN, c_BTN, state, mask_BT, starts_BT)
+            return linear(self.out_proj, self._gated(y_BTI, z_BTI, found)), {"conv": window, "ssm": ssm}
         dtype = compute_dtype(dt_BTH, self.dt_bias)
         with without_autocast(dt_BTH):
             dt_BTH = -F.logsigmoid(-(dt_BTH.to(dtype) + self.dt_bias.to(dtype)))  # softplus; see `mamba_decay`
@@ -110,6 +114,21 @@ class Mamba2(Mixer):
         then = None if state is None else state["ssm"], starts_BT
         y_BTHP, ssm = ssd_chunked(*inputs, *then) if found is None else op.scan(found, *inputs, *then)
         return linear(self.out_proj, self._gated(y_BTHP.flatten(2), z_BTI, found)), {"conv": window, "ssm": ssm}
+
+    def _step(
+        self, found: op.Kernels, x_BTI: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTN: Tensor, c_BTN: Tensor,
+        state: State | None, mask_BT: Tensor | None, starts_BT: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """y (B, 1, I) and the state after one step, by mamba_ssm."""
+        heads = self.heads, self.config.headdim
+        before = a_H.new_zeros(len(x_BTI), *heads, self.config.d_state) if state is None else state["ssm"]
+        if mask_BT is not None:
+            dt_BTH = dt_BTH.masked_fill(~mask_BT[..., None], -math.inf)  # of which softplus is 0
+        if starts_BT is not None:
+            before = before.masked_fill(starts_BT[..., None, None], 0)
+        given = (x_BTI[:, 0].unflatten(-1, heads), dt_BTH[:, 0], self.dt_bias, a_H, b_BTN[:, 0], c_BTN[:, 0], self.D)
+        y_BHP, end = op.step(found, *given, before)
+        return y_BHP.flatten(1)[:, None], end
 
     def _gated(self, y_BTI: Tensor, z_BTI: Tensor, found: op.Kernels | None) -> Tensor:
         """RMSNorm(y ⊙ silu(z)), in the dtype of z."""

@@ -30,6 +30,8 @@ class Kernels:
 
     scan: Any
     gated_norm: Any
+    step: Any
+    """The scan's state after one more token, in place, and its output."""
     whole: Any = None
     """Convolution, scan and gated norm as one, which makes again in the backward what lies between; needs causal_conv1d."""
     conv: Any = None
@@ -53,7 +55,8 @@ def _import() -> Kernels:
     gated = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
     whole = None if combined.causal_conv1d_fn is None else combined.mamba_split_conv1d_scan_combined
     conv = _fla_convolution() if whole is None else None
-    return Kernels(combined.mamba_chunk_scan_combined, gated.rmsnorm_fn, whole, conv)
+    step = importlib.import_module("mamba_ssm.ops.triton.selective_state_update").selective_state_update
+    return Kernels(combined.mamba_chunk_scan_combined, gated.rmsnorm_fn, step, whole, conv)
 
 
 library = Library("mamba2", "mamba_ssm", "mamba_ssm", INSTALL, _import)
@@ -115,6 +118,21 @@ def scan(
         initial_states=state_BHPN, return_final_states=True, seq_idx=_documents(starts_BT),
     )  # fmt: skip
     return y_BTHP, end_BHPN.float()
+
+
+@never_compiled
+def step(
+    found: Kernels, x_BHP: Tensor, dt_BH: Tensor, dt_bias: Tensor, a_H: Tensor, b_BN: Tensor, c_BN: Tensor, d_H: Tensor,
+    state_BHPN: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As `ssd_reference` for T = 1, with Δ before its bias and softplus. It shares Δ, a and D among a head by strides of 0."""
+    end_BHPN, wide = state_BHPN.clone(), x_BHP.shape[-1]
+    a_HPN = a_H[:, None, None].expand(-1, *end_BHPN.shape[2:])
+    dt_BHP, bias_HP, d_HP = (x[..., None].expand(*x.shape, wide) for x in (dt_BH, dt_bias, d_H))
+    y_BHP = found.step(
+        end_BHPN, x_BHP, dt_BHP, a_HPN, b_BN[:, None], c_BN[:, None], d_HP, dt_bias=bias_HP, dt_softplus=True
+    )
+    return y_BHP, end_BHPN
 
 
 def _documents(starts_BT: Tensor | None) -> Tensor | None:
