@@ -102,6 +102,33 @@ def test_compiled_and_recomputed_it_gives_the_same_gradients(emulated: KernelSpe
         torch.autograd.grad(loss(x, weight), x, create_graph=True)
 
 
+def test_auto_takes_every_layout_of_x_and_every_dtype_of_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_host_compiler()
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    monkeypatch.setattr(op.dispatch, "pays", lambda *_: True)
+    draw = torch.Generator().manual_seed(0)
+    apart = torch.randn(20, 8, 3, generator=draw).transpose(1, 2)
+    overlapping = apart.flatten().as_strided(apart.shape, (1, 60, 1))
+    for x in (
+        apart,
+        apart.contiguous(),
+        apart[:, :1].expand(20, 3, 8),
+        apart[:, :, 1:2],
+        apart.transpose(0, 1),
+        overlapping,
+    ):
+        for dtype in (f32, torch.float64):
+            given = (
+                x.detach().requires_grad_(),
+                torch.randn(x.shape[2], 4, generator=draw, dtype=dtype).requires_grad_(),
+            )
+            results = []
+            for y, last in (op.causal_conv(*given), reference(*given, None, None, None, None, False)):
+                results.append((y, last, *torch.autograd.grad(y.square().sum() + last.sum(), given)))
+            for made, wanted in zip(*results, strict=True):
+                torch.testing.assert_close(made, wanted)
+
+
 def test_taps_without_a_kernel_are_refused() -> None:
     with pytest.raises(KernelError, match="2 to 64 taps, not 65"):
         native.extension(taps=65)

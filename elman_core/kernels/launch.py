@@ -129,6 +129,12 @@ def whole(x: Given) -> Given:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def rows_like(x: Tensor) -> Tensor:
+    """An empty tensor in the layout of x, with rows of adjacent elements as a kernel writes them."""
+    made = torch.empty_like(x)
+    return made if made.stride(-1) == 1 else x.new_empty(x.shape)
+
+
 def aligned(x: Tensor, align: int) -> Tensor:
     """x itself if a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
 

@@ -97,7 +97,7 @@ class _Signature:
         if layout and row.listed:
             return f"[{first}.new_empty(0) if x is None else x.new_empty(x.shape) for x in {layout}]"
         if layout:
-            return f"_empty_like({layout})"
+            return f"_rows_like({layout})"
         kept = ", dtype=_wide if backend == 'torch' else _stored" if fake else ""
         dtype = {"storage": "", "kept": kept}.get(row.dtype, ", dtype=_wide")
         sizes = [f"n_{n}" if n in self._known else f"_sizes[{n!r}]" for n in row.shape or ""]
@@ -147,8 +147,9 @@ def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, 
 
 
 _NAMES = {
-    "readable": launch.readable, "timed": launch.timed, "whole": launch.whole, "empty_like": torch.empty_like,
-    "stack": torch.stack, "is_grad_enabled": torch.is_grad_enabled, "float32": torch.float32, "float64": torch.float64,
+    "readable": launch.readable, "rows_like": launch.rows_like, "timed": launch.timed, "whole": launch.whole,
+    "empty_like": torch.empty_like, "stack": torch.stack, "is_grad_enabled": torch.is_grad_enabled,
+    "float32": torch.float32, "float64": torch.float64,
 }  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def causal_conv(
     """Returns (y in the shape and dtype of x, the new window (B, K - 1, C) in float32 or float64).
 
     Args:
-        x_TBC: float32, bfloat16, float16 or float64; any strides, such as a view of (B, T, C). y has the same layout.
+        x_TBC: float32, bfloat16, float16 or float64; any strides, such as a view of (B, T, C). y has the same layout, with
+            adjacent channels.
         weight_CK, bias_C: in any floating dtype. window_BKC: the last K - 1 inputs, oldest first; None is zeros.
         mask_TB: bool. Steps where it is False are skipped: the window holds, the next step sees the inputs before them, and y
             is finite but arbitrary.
@@ -50,10 +51,9 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    cpu = dispatch.pays(x_TBC, len(x_TBC), taps * x_TBC.shape[2])
-    fits = (cpu or dispatch.launches(x_TBC)) and x_TBC.dtype != torch.float64 and x_TBC.numel() > 0
+    cpu, wide = dispatch.pays(x_TBC, len(x_TBC), taps * x_TBC.shape[2]), runtime.compute_dtype(x_TBC, weight_CK)
+    fits = (cpu or dispatch.launches(x_TBC)) and wide != torch.float64 and x_TBC.numel() > 0
     chosen = fits and not runtime.transformed() and dispatch.runs(NAME, x_TBC, taps, cpu=cpu)
-    wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
     given = (x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
     return _op(*given, "cpu" if cpu else "cuda") if chosen else reference(*given)
