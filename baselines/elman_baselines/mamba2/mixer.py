@@ -46,8 +46,8 @@ class Mamba2(Mixer):
 
     State: conv (B, K - 1, C), the last inputs of the convolution, and ssm (B, H, P, N).
 
-    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64 and for a step of one
-    byte, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
+    On a GPU mamba_ssm's kernels run, with causal_conv1d if that is installed too; elsewhere, in float64 and for the gradient of
+    one step, plain PyTorch in chunks. Masked positions have Δ = 0, which holds the state exactly.
     """
 
     fp32_params = ("A_log", "dt_bias", "D")
