@@ -26,7 +26,7 @@ from elman_core.cli import main
 from elman_core.metrics import read_metrics
 from elman_core.registry import ConfigError
 from elman_core.training.run.protocol import protocol
-from elman_core.training.settings import TUNABLE, known_keys
+from elman_core.training.settings import TUNABLE, known_keys, with_length
 
 
 def rows(*paths: Path, **options):
@@ -125,6 +125,14 @@ def test_a_heading_says_that_nothing_is_held_out(tmp_path):
     facts = {"protocol": protocol(settings("data.eval_bytes=5000"), DATA, 0)}
     run = write_run(tmp_path / "run", evaluations=0, **facts)
     assert "nothing held out" in render(collect(find_runs([run])), "markdown")
+
+
+@pytest.mark.parametrize(("asked", "shown"), [("0.9035679810165069", "0.903568"), ("10", "10")])
+def test_a_heading_has_no_more_digits_of_minutes_than_one_reads(asked, shown, tmp_path):
+    """`elman resume --minutes +0.2` adds to what a clock has measured."""
+    minutes = with_length(settings("train.schedule='wsd'"), None, float(asked))
+    run = write_run(tmp_path / "run", protocol=protocol(minutes, DATA, 0), settings=minutes.to_dict())
+    assert f"· {shown} minutes of 8 x 64 bytes" in render(collect(find_runs([run])), "markdown")
 
 
 def test_rows_that_did_not_end_well_stand_last_however_low_their_loss(tmp_path):

@@ -83,7 +83,9 @@ def heading(group: Group) -> str:
     if not group.protocol:
         return "protocol unknown: runs that have not started, or have no protocol in their manifest"
     p = group.protocol
-    length = f"{p['steps']:,} steps" if isinstance(p.get("steps"), int) else f"{p.get('minutes')} minutes"
+    long = p.get("minutes")  # of a run that was continued, with the digits of a clock
+    long = f"{long:g}" if isinstance(long, float) else long
+    length = f"{p['steps']:,} steps" if isinstance(p.get("steps"), int) else f"{long} minutes"
     parts = [f"protocol {group.hash}"]
     if group.target:
         parts.append(f"{group.target} parameters")
