@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from elman_core.kernels import ElementwiseKernel
 from elman_core.registry import State, StateSpec
 
-from .computed import Wide
+from .computed import ComputedWeight
+from .functional import compute_dtype
 from .init import xavier_uniform_
 from .linear import linears
 from .wrapper import WrapperMixer
@@ -35,6 +36,15 @@ class ElementwiseForm:
     @property
     def biases(self) -> Mapping[str, float]:
         return self.maps
+
+
+class _Vectors(ComputedWeight):
+    def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.make = make
+
+    def compute(self, *_: Tensor) -> list[Tensor]:  # type: ignore[override]
+        return [p.to(compute_dtype(p)) for p in self.make()]
 
 
 class FormMixer(WrapperMixer):
@@ -63,11 +73,15 @@ class FormMixer(WrapperMixer):
             self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
         for name in form.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(width)))
-        self.wide = Wide()
+        self.made = _Vectors(self.vectors)
 
     def vectors(self) -> list[Tensor]:
         """The learned vectors as the kernel takes them; the parameters themselves unless overridden."""
-        made: list[Tensor] = self.wide(*(getattr(self, name) for name in self.form_of(self.config).vectors))
+        return [getattr(self, name) for name in self.form_of(self.config).vectors]
+
+    def wide_vectors(self) -> list[Tensor]:
+        """`vectors` in float32 or float64, made once per generation."""
+        made: list[Tensor] = self.made(*(getattr(self, name) for name in self.form_of(self.config).vectors))
         return made
 
     def matrices(self, weight: Tensor) -> Sequence[Tensor]:
@@ -101,7 +115,7 @@ class ElementwiseMixer(FormMixer):
     ) -> tuple[Tensor, State]:
         kernel = self.form_of(self.config).kernel
         states = [self.vector(state, name, x_TBI) for name in kernel.cell.states]
-        y_TBI, *last = kernel(*self.streams(x_TBI), *self.vectors(), *states, *flags_TB)
+        y_TBI, *last = kernel(*self.streams(x_TBI), *self.wide_vectors(), *states, *flags_TB)
         return y_TBI, dict(zip(kernel.cell.states, last, strict=True))
 
     @classmethod

@@ -82,7 +82,7 @@ class MatrixWrapperMixer(FormMixer):
         self, x_BTI: Tensor, z_BTI: Tensor | None, state: State | None, *flags_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         form, inputs = self.form_of(self.config), self.inputs(x_BTI)
-        vectors = [p.view(-1, inputs[-1].shape[-1]) for p in self.vectors()]
+        vectors = [p.view(-1, inputs[-1].shape[-1]) for p in self.wide_vectors()]
         mask_BT, starts_BT = flags_BT
         s = None if state is None else state["S"]
         options: dict[str, Any] = dict.fromkeys(form.options, True)
