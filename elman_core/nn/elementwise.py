@@ -67,13 +67,16 @@ class FormMixer(WrapperMixer):
         """The form that these options choose."""
         return cls.forms[config.form] if cls.forms else cls.form
 
+    def __init__(self, dim: int, config: Any, layer_idx: int = 0) -> None:
+        super().__init__(dim, config, layer_idx)
+        self.made = _Vectors(self.vectors)
+
     def build_cell(self, inner: int) -> None:
         form, width = self.form_of(self.config), self.outputs(inner, self.config)
         for name in form.maps:
             self.add_module(name, nn.Linear(inner, width, bias=name in form.biases))
         for name in form.vectors:
             self.register_parameter(name, nn.Parameter(torch.empty(width)))
-        self.made = _Vectors(self.vectors)
 
     def vectors(self) -> list[Tensor]:
         """The learned vectors as the kernel takes them; the parameters themselves unless overridden."""
