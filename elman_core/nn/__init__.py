@@ -29,7 +29,7 @@ from .functional import (
 )
 from .gates import GatesMixer
 from .init import mamba_decay_, orthogonal_, s4d_, xavier_uniform_
-from .linear import aligned, columns, is_bare, linear, linears
+from .linear import aligned, columns, is_bare, is_unhooked, linear, linears
 from .matrix import MatrixConfig, MatrixMixer
 from .matrix_wrapper import MatrixForm, MatrixWrapperConfig, MatrixWrapperMixer
 from .norm import RMSNorm
@@ -43,7 +43,7 @@ __all__ = [
     "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig", "MatrixWrapperMixer", "RMSNorm",
     "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm",
     "aligned", "causal_conv", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold",
-    "invariant_linear", "is_bare",
+    "invariant_linear", "is_bare", "is_unhooked",
     "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "matrix_reference",
     "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "spare_rows", "time_major", "with_spare", "without_autocast",
     "xavier_uniform_",

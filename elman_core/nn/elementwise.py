@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from elman_core.kernels import ElementwiseKernel
 from elman_core.registry import State, StateSpec
 
-from .computed import ComputedWeight
-from .functional import compute_dtype
+from .computed import Wide
 from .init import xavier_uniform_
 from .linear import linears
 from .wrapper import WrapperMixer
@@ -38,13 +37,13 @@ class ElementwiseForm:
         return self.maps
 
 
-class _Vectors(ComputedWeight):
+class _Vectors(Wide):
     def __init__(self, make: Callable[[], Sequence[Tensor]]) -> None:
         super().__init__()
         self.make = make
 
     def compute(self, *_: Tensor) -> list[Tensor]:  # type: ignore[override]
-        return [p.to(compute_dtype(p)) for p in self.make()]
+        return super().compute(*self.make())
 
 
 class FormMixer(WrapperMixer):

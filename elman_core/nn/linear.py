@@ -17,10 +17,13 @@ from .joined import ALIGN, joined, joins, many_rows, padded
 def is_bare(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether `module` is a plain `torch.nn.Linear`: no adapter or quantiser in its place or its weight's, and no hook, which
     must not be skipped."""
+    return type(module) is nn.Linear and type(module.weight) in (nn.Parameter, Tensor) and is_unhooked(module)
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether nothing happens when `module` is called but its own `forward`."""
     return (
-        type(module) is nn.Linear
-        and type(module.weight) in (nn.Parameter, Tensor)
-        and not module._forward_hooks
+        not module._forward_hooks
         and not module._forward_pre_hooks
         and not module._backward_hooks
         and not module._backward_pre_hooks

@@ -20,6 +20,7 @@ from elman_core.nn import (
     RMSNorm,
     causal_conv,
     compute_dtype,
+    is_unhooked,
     l2_normalize,
     linear,
     linears,
@@ -136,8 +137,7 @@ class GatedDeltaNet(Mixer):
     ) -> tuple[list[Tensor], Tensor]:
         """silu(conv(q)), of k and of v, (B, T, H, ·) each, and the last inputs of the convolutions."""
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        bare = not any(c._forward_pre_hooks or c._forward_hooks or "forward" in vars(c) for c in convs)
-        if bare and qkv[0].shape[1] == 1 and not torch.is_grad_enabled():
+        if qkv[0].shape[1] == 1 and not torch.is_grad_enabled() and all(map(is_unhooked, convs)):
             # one launch, and no copies of parts of the window
             flags = (None if x is None else x.transpose(0, 1) for x in (mask_BT, starts_BT))
             taps_CK, whole = self.taps(*(c.weight for c in convs)), torch.cat(qkv, -1).transpose(0, 1)

@@ -88,23 +88,24 @@ class Mamba2(Mixer):
         widths = (self.inner, self.config.convolved(self.dim), self.heads)
         projected = aligned(self.in_proj, x_BTD)  # with zeros behind dt: rows of 28 heads would begin anywhere
         one = x_BTD.shape[1] == 1
-        found = None if one and torch.is_grad_enabled() else op.kernels(projected)
+        kernels = None if one and torch.is_grad_enabled() else op.kernels(projected)
+        found, stepping = (None, kernels) if one else (kernels, None)
         a_H = -torch.exp(self.A_log.to(compute_dtype(self.A_log)))
-        if found is not None and found.whole is not None and not one and state is None and mask_BT is None:
+        if found is not None and found.whole is not None and state is None and mask_BT is None:
             exact = projected[..., : sum(widths)]
             layer = self.conv1d, self.dt_bias, a_H, self.D, self.norm, self.config.headdim
             y_BTI, ssm = op.whole(found, exact, *layer, starts_BT)
             return self.out_proj(y_BTI), {"conv": self._window(projected, starts_BT), "ssm": ssm}
         z_BTI, xbc_BTC, dt_BTH, _ = projected.split((*widths, projected.shape[-1] - sum(widths)), -1)
-        if found is not None and found.conv is not None and not one and state is mask_BT is starts_BT is None:
+        if found is not None and found.conv is not None and state is mask_BT is starts_BT is None:
             xbc_BTC, window = op.convolve(found, xbc_BTC, self.conv1d), self._window(projected)
         else:
             y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT, starts_BT)
             xbc_BTC = F.silu(y_BTC)
         x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
-        if found is not None and one:
-            y_BTI, ssm = self._step(found, x_BTI, dt_BTH, a_H, b_BTN, c_BTN, state, mask_BT, starts_BT)
-            return linear(self.out_proj, self._gated(y_BTI, z_BTI, found)), {"conv": window, "ssm": ssm}
+        if stepping is not None:
+            y_BTI, ssm = self._step(stepping, x_BTI, dt_BTH, a_H, b_BTN, c_BTN, state, mask_BT, starts_BT)
+            return linear(self.out_proj, self._gated(y_BTI, z_BTI, stepping)), {"conv": window, "ssm": ssm}
         dtype = compute_dtype(dt_BTH, self.dt_bias)
         with without_autocast(dt_BTH):
             dt_BTH = -F.logsigmoid(-(dt_BTH.to(dtype) + self.dt_bias.to(dtype)))  # softplus; see `mamba_decay`
