@@ -235,6 +235,7 @@ class _Writer:
     ) -> tuple[str, list[_Use]]:
         """The statements that compute an element of a node, and what they read. own: a thread's index, as in `each`."""
         lines, known, uses = list[str](), dict[tuple[Any, ...], str](), list[_Use]()
+        most = node.over if own == "k" else node.count  # values of `own`
 
         def value(x: Node, at: Index) -> str:
             if (state := x if x in self.large else self.updated.get(x)) is not None and x is not node:
@@ -245,12 +246,12 @@ class _Writer:
             if x is not node and x in self.known:
                 return self.known[x]
             if x is not node and x in self.place:
-                uses.append(_Use(x, same(flat(at, x.shape), own, x.count)))
+                uses.append(_Use(x, same(flat(at, x.shape), own, most)))
                 return f"{self.place[x]}[{flat(at, x.shape)}]"
             if x.leaf is not None:
                 assert x not in self.owned, "read beside its rows"
                 if x in self.target.values():
-                    uses.append(_Use(x, same(flat(at, x.shape), own, x.count)))
+                    uses.append(_Use(x, same(flat(at, x.shape), own, most)))
                 return self._leaf(x, at)
             return _computed(x, at, value, known, lines)
 
