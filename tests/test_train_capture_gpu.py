@@ -21,6 +21,8 @@ SETTINGS = {
     "muon": ("train.optimizer=muon",),
     "schedulefree": ("train.optimizer=schedulefree",),
     "tbptt": ("data.sampling=tbptt", "train.accumulate=2"),
+    "documents in tbptt": ("data.sampling=tbptt", "data.documents=reset", "train.accumulate=2"),
+    "rows of documents": ("data.documents=pack",),
     "saving and evaluating": ("train.save_every=3", "train.eval_every=4"),
 }
 VARIANTS = {"e1": "e1", "e42": "e42", "e88": "e88:h32n16"}
