@@ -36,7 +36,7 @@ def elman_variants() -> Iterable[Variant]:
         mixer=M2RNNMixer,
         presets={"h370n16": {"n_heads": 370}, "paper": PAPER, "demo": {"n_heads": 4, "n_state": 8}},
         aliases={"m2rnn-cma": "h370n16", "m2rnn-paper": "paper"},
-        kernels=(m2rnn.spec(),),
+        kernels=m2rnn.specs(),
         published=(
             Published(
                 "m2rnn:h370n16@1920x21",
