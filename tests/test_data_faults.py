@@ -47,6 +47,7 @@ def test_a_network_disk_that_recovers_drops_nothing(code, text, monkeypatch, cap
     waited = failing(code, 2, monkeypatch)
     got = file.windows(np.array([0, 70_000]), 100)
     assert (got == expected).all()
+    assert expected.flags.writeable
     assert waited == [1.0, 5.0]
     assert "trying again" in caplog.text
 
@@ -80,7 +81,7 @@ def test_an_error_that_waiting_does_not_cure_is_said_at_once(text, monkeypatch):
 def test_windows_come_from_the_mapping(text, monkeypatch):
     file = ByteFile(text)
     expected = text.read_bytes()
-    if file._mapped(0, 1) is None:
+    if file._mapped([(0, 1)]) is None:
         pytest.skip("this kernel is older than Linux 5.14")
     monkeypatch.setattr(os, "pread", None)
     for offset, length in [(0, 1), (4095, 2), (70_001, 4096), (199_999, 1), (0, 200_000)]:
@@ -90,8 +91,8 @@ def test_windows_come_from_the_mapping(text, monkeypatch):
 def test_pages_behind_the_end_are_none_not_sigbus(text):
     file = ByteFile(text)
     os.truncate(text, 90_000)
-    assert file._mapped(150_000, 10) is None
-    assert file._mapped(89_990, 20) is None
+    assert file._mapped([(150_000, 10)]) is None
+    assert file._mapped([(89_990, 20)]) is None
 
 
 def test_a_text_cut_short_is_an_error_that_names_the_byte(text):

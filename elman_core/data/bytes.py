@@ -16,6 +16,7 @@ import stat
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -104,7 +105,7 @@ class ByteFile:
             DataError: the file has been cut short since it was opened.
         """
         wanted = max(0, min(length, self.size - offset))
-        got = self._mapped(offset, wanted)
+        got = self._mapped([(offset, wanted)]) if wanted else b""
         if got is None:
             got = self._patiently(offset, wanted)
         if len(got) < wanted:
@@ -114,12 +115,17 @@ class ByteFile:
             )
         return np.frombuffer(got, dtype=np.uint8)
 
-    def windows(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """The `length` bytes at each offset: (R, length), uint8. Raises as `read`; `DataError` if the text has changed."""
+    def windows(self, offsets_R: NDArray[np.int64], lengths_R: int | NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The bytes at each offset, uint8: (R, length), or of windows of their own lengths one behind the other. Raises as
+        `read`; `DataError` if the text has changed."""
         self.check_unchanged()
-        return np.stack([self.read(int(o), length) for o in offsets_R])
+        wanted = list(zip(offsets_R.tolist(), np.broadcast_to(lengths_R, offsets_R.shape).tolist(), strict=True))
+        got = self._mapped(wanted)
+        parts = [self.read(*one) for one in wanted] if got is None else [np.frombuffer(got, np.uint8)]
+        found = np.concatenate(parts)  # a copy, which may be written to
+        return found.reshape(len(wanted), -1) if np.ndim(lengths_R) == 0 else found
 
-    def counts(self, _offsets_R: NDArray[np.int64], _length: int) -> None:
+    def counts(self, _offsets_R: NDArray[np.int64], _lengths_R: int | NDArray[np.int64]) -> None:
         """The loss mask of windows of targets: every byte counts."""
 
     def ends(self) -> NDArray[np.int64]:
@@ -176,16 +182,18 @@ class ByteFile:
         if hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_RANDOM)
 
-    def _mapped(self, offset: int, length: int) -> bytes | None:
+    def _mapped(self, windows: Sequence[tuple[int, int]]) -> bytes | None:
         """The bytes from the mapping; None if their pages are unavailable, or the file now ends before them."""
-        if _POPULATE_READ is None or length == 0:
+        if _POPULATE_READ is None:
             return None
-        start = offset - offset % mmap.PAGESIZE
+        parts = list[bytes]()
         try:
-            self._map.madvise(_POPULATE_READ, start, offset + length - start)
-            got = self._map[offset : offset + length]
+            for offset, length in windows:
+                start = offset - offset % mmap.PAGESIZE
+                self._map.madvise(_POPULATE_READ, start, offset + length - start)
+                parts.append(self._map[offset : offset + length])
             # Bytes after a new end read as zeros in its last page.
-            return got if os.fstat(self._descriptor).st_size >= offset + length else None
+            return b"".join(parts) if os.fstat(self._descriptor).st_size >= max(map(sum, windows)) else None
         except OSError:
             return None
 

@@ -65,20 +65,21 @@ class PackedFile:
         if ends[0] < 1 or ends[-1] != self.size or (ends[1:] <= ends[:-1]).any():
             raise DataError(f"{self.path} is damaged where it says how its documents end: pack it again")
 
-    def windows(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """The `length` tokens at each offset: (R, length), in the file's dtype. Raises as `ByteFile.windows`."""
-        self.raw.check_unchanged()
+    def windows(self, offsets_R: NDArray[np.int64], lengths_R: int | NDArray[np.int64]) -> NDArray[Any]:
+        """As `ByteFile.windows`, of tokens in the file's dtype."""
         width = self.dtype.itemsize
-        parts = [self.raw.read(len(PACKED_HEADER) + int(o) * width, length * width) for o in offsets_R]
-        return np.stack(parts).view(self.dtype)
+        return self.raw.windows(len(PACKED_HEADER) + offsets_R * width, lengths_R * width).view(self.dtype)
 
-    def counts(self, offsets_R: NDArray[np.int64], length: int) -> NDArray[np.bool_] | None:
-        """Which of the `length` tokens at each offset count as targets: (R, length), bool; None if all tokens do."""
+    def counts(self, offsets_R: NDArray[np.int64], lengths_R: int | NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which of the tokens in `windows` count as targets, in their shape, bool; None if all tokens do."""
         if not self.manifest["masked"]:
             return None
-        rows = [self.raw.read(self._mask_at + int(o) // 8, (int(o) % 8 + length + 7) // 8) for o in offsets_R]
-        bits = [np.unpackbits(row, bitorder="little")[o % 8 :][:length] for row, o in zip(rows, offsets_R, strict=True)]
-        return np.stack(bits).view(np.bool_)
+        lengths = np.broadcast_to(lengths_R, offsets_R.shape)
+        sizes = (offsets_R % 8 + lengths + 7) // 8
+        bits = np.unpackbits(self.raw.windows(self._mask_at + offsets_R // 8, sizes), bitorder="little").view(bool)
+        skipped = 8 * (np.cumsum(sizes) - sizes) + offsets_R % 8 - (np.cumsum(lengths) - lengths)
+        found = bits[np.arange(lengths.sum()) + np.repeat(skipped, lengths)]
+        return found.reshape(len(offsets_R), -1) if np.ndim(lengths_R) == 0 else found
 
     def ends(self) -> NDArray[np.int64]:
         """Where each document ends, its separator included: (documents,), int64, rising; the last is `size`."""

@@ -52,23 +52,20 @@ class PackedRows(FileSource):
         self.order, self.filled = lru_cache(2)(self._order), lru_cache(2)(self._filled)
 
     def read(self, step: int, rows: Rows) -> Batch:
-        shape = len(rows), self.length
-        inputs, targets = np.zeros(shape, self.file.dtype), np.zeros(shape, self.file.dtype)
-        counts, starts, filled = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(len(rows), np.int32)
-        numbers = step * self.rows + rows
-        chosen = [self.filled(int(n) // BLOCK)[int(n) % BLOCK] for n in numbers]
-        for r, parts in enumerate(chosen):
-            for piece, done, steps in parts:
-                first, here = int(self.firsts[piece]) + done, slice(filled[r], filled[r] + steps)
-                before = min(first, 1)
-                window = self.file.windows(np.array([first - before]), steps + before)[0]
-                targets[r, here], inputs[r, here.stop - len(window) + 1 : here.stop] = window[before:], window[:-1]
-                if self.begins[piece] and not done:
-                    inputs[r, here.start] = self.separator
-                mask = self.file.counts(np.array([first]), steps)
-                counts[r, here] = True if mask is None else mask[0]
-                starts[r, here.start] = True
-                filled[r] += steps
+        chosen = [self.filled(n // BLOCK)[n % BLOCK] for n in (step * self.rows + rows).tolist()]
+        piece, done, steps = np.array([part for parts in chosen for part in parts]).T
+        firsts = self.firsts[piece] + done
+        before, begins = np.minimum(firsts, 1), np.cumsum(steps) - steps
+        filled = np.array([sum(part[2] for part in parts) for parts in chosen], np.int32)
+        counts = np.arange(self.length) < filled[:, None]  # in the order of the pieces, row after row
+        inputs, targets, starts = (np.zeros(counts.shape, of) for of in (self.file.dtype, self.file.dtype, bool))
+        text = self.file.windows(firsts - before, steps + before)
+        places = np.arange(steps.sum()) + np.repeat(np.cumsum(before), steps)  # of the targets in the text
+        targets[counts], given = text[places], text[places - 1]
+        given[begins[self.begins[piece] & (done == 0)]] = self.separator or 0  # without one no piece is so
+        inputs[counts] = given
+        starts[counts] = np.diff(np.repeat(np.arange(len(steps)), steps), prepend=-1)
+        counts[counts] = True if (mask := self.file.counts(firsts, steps)) is None else mask
         offsets = self.firsts[[parts[0][0] for parts in chosen]]
         return Batch(inputs, offsets, np.ones(len(rows), bool), targets, counts, starts, filled)
 
@@ -137,13 +134,13 @@ def fill(pieces: Iterable[tuple[int, int]], length: int, rows: int = BLOCK) -> l
         done = order[0][2] + steps // 2
         order = sorted([*order[1:], (steps // 2, piece, order[0][2]), (steps - steps // 2, piece, done)], reverse=True)
     filled: list[Parts] = [[] for _ in range(rows)]
-    room = [(length, row) for row in range(rows)]  # rising
+    room = [length * rows + row for row in range(rows)]  # of each row what is left and its number, rising
     for place, (steps, piece, done) in enumerate(order):
         while steps:
-            at = bisect_left(room, (steps,)) if place >= rows else rows
-            space, row = room.pop(min(at, rows - 1))
+            at = bisect_left(room, steps * rows) if place >= rows else rows
+            space, row = divmod(room.pop(min(at, rows - 1)), rows)
             here = min(space, steps)
             filled[row].append((piece, done, here))
-            insort(room, (space - here, row))
+            insort(room, (space - here) * rows + row)
             done, steps = done + here, steps - here
     return filled
