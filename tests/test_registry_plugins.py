@@ -170,6 +170,8 @@ BAD_INPUT = {
     "show goad": "elman: no variant 'goad' is installed. Did you mean 'good'? Installed: good",
     "show good,good": "elman: no variant 'good,good' is installed. Did you mean 'good'? Join the variants of one model with +",
     "show good:wid": "elman: variant 'good' has no preset 'wid'. Did you mean 'wide'? Presets: wide",
+    "show good:width=8": "elman: options do not belong in a name: type good --set model.options.width=8, not good:width=8",
+    "show good:wide:width=8,rate=0.5": "elman: options do not belong in a name: type good:wide --set model.options.width=8 --",
     "show good --set wdth=8": "elman: variant 'good' has no option 'wdth'. Did you mean 'width'? Options: width, rate",
     "show good --set width=8.5": "elman: option 'width' of variant 'good' must be an integer, not 8.5",
     "show good --set width=10": "elman: option 'width' of variant 'good' must be a multiple of 4, not 10; nearest: 8 or",

@@ -93,7 +93,6 @@ def _listed() -> list[dict[str, Any]]:
 
 def _installation() -> list[str]:
     """What decides which variants there are: the packages of plugins with their versions, and when their files were changed."""
-
     found = [elman_core.__version__, os.environ.get("ELMAN_PLUGINS", "all")]
     for point in entry_points(GROUP):
         spec = find_spec(point.module.partition(".")[0])

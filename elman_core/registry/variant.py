@@ -124,6 +124,10 @@ class Variant:
         values: dict[str, Any] = {}
         if preset:
             if preset not in self.presets:
+                if "=" in preset:
+                    name, _, given = f"{self.name}:{preset}".rpartition(":")
+                    sets = " ".join(f"--set model.options.{each}" for each in given.split(","))
+                    raise ConfigError(f"options do not belong in a name: type {name} {sets}, not {self.name}:{preset}")
                 known = ", ".join(sorted(self.presets)) or "none"
                 hint = did_you_mean(preset, self.presets)
                 raise ConfigError(f"variant {self.name!r} has no preset {preset!r}.{hint} Presets: {known}")

@@ -51,7 +51,10 @@ def _common(limits: Limits) -> dict[str, Any]:
         },
         "stream": _optional("boolean", default=False),
         "stream_options": _optional(
-            "object", properties={"include_usage": _optional("boolean")}, additionalProperties=False
+            "object",
+            properties={"include_usage": _optional("boolean")},
+            additionalProperties=False,
+            description="Only with `stream` = true.",
         ),
         "return_token_ids": _optional("boolean", default=False, description="Also return the tokens as numbers."),
         "user": _optional("string", maxLength=1024),
@@ -107,7 +110,7 @@ def chat(limits: Limits) -> dict[str, Any]:
         "max_tokens": _optional("integer", minimum=1, maximum=limits.tokens),
         "max_completion_tokens": _optional("integer", minimum=1, maximum=limits.tokens, default=limits.tokens),
         "logprobs": _optional("boolean", default=False),
-        "top_logprobs": _optional("integer", minimum=0, maximum=20),
+        "top_logprobs": _optional("integer", minimum=0, maximum=20, description="Only with `logprobs` = true."),
         "tools": _only([]),
         "response_format": _only({"type": "text"}),
     }
