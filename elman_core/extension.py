@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from .kernels.toolchain import find_host_compiler, find_nvcc
     from .kernels.verify import Report, Row, check_inputs, failures, read_record
     from .kernels.verify import verify as verify_kernel
-    from .kernels.verify_cache import make as make_stamp
     from .kernels.verify_cache import save as save_stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics

@@ -310,13 +310,21 @@ def test_many_are_compiled_at_once_and_the_first_error_is_told(project):
         build.build_all([(right[0], arch), (gone, arch)])
 
 
+def test_a_module_that_fails_is_compiled_once_however_many_ask_at_once(project, monkeypatch):
+    monkeypatch.setenv("CXX", str(counting_compiler(project)))
+    (project / "include" / "answers" / "inner.h").write_text("#define ANSWER undeclared_name\n")
+    with pytest.raises(KernelError, match="undeclared_name"):
+        build.build_all([(extension(project), toolchain.host_architecture())] * 2)
+    assert (project / "runs").read_text().count("run") == 1
+
+
 def test_who_waits_for_another_compiler_says_for_which(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(build, "said_when_slow", partial(build.said_when_slow, seconds=0.05))
     (tmp_path / ".building-answering-x86_64-4711_ab").mkdir()
     held = open(tmp_path / ".answering-x86_64.lock", "w")  # noqa: SIM115 (closed by the timer)
     fcntl.flock(held, fcntl.LOCK_EX)
     threading.Timer(0.3, held.close).start()
-    with caplog.at_level(logging.WARNING, logger="elman_core"), build._locked(tmp_path, "answering-x86_64"):
+    with caplog.at_level(logging.WARNING, logger="elman_core"), build.locked(tmp_path, "answering-x86_64"):
         pass
     assert caplog.messages == [
         f"elman: still waiting for process 4711, which compiles answering-x86_64 into {tmp_path}"

@@ -404,9 +404,7 @@ def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(take
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [row] = _doctor._decoding()
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
-    verify_cache.save(
-        decode.Shared().spec(), verify_cache.make(decode.Shared().spec(), Report("decode", "cuda", "quick", cases=1))
-    )
+    verify_cache.save(decode.Shared().spec(), Report("decode", "cuda", "quick", cases=1))
     assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
     said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
     assert (

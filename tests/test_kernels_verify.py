@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -388,8 +389,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_stamp_is_read_back_and_goes_out_of_date_with_its_sources(cache, monkeypatch):
     spec = e1_dense.spec()
     report = Report("e1", "host", "quick", cases=1, rows=[Row("c", "float64", "y", 1e-16, 1e-16, 0.0, 1e-12)])
-    written = verify_cache.make(spec, report)
-    verify_cache.save(spec, written)
+    written = verify_cache.save(spec, report)
     assert verify_cache.stamp(spec, "host") == written
     assert written.passed
     assert written.worst == {"float64 y": 0.0001}
@@ -435,12 +435,35 @@ def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache
     with pytest.raises(KernelError, match=r"its stamp of .* says that it failed"):
         verify_cache.ensure_verified(spec, SINGLE, "plan A")
     grid = dataclasses.replace(verify(spec, "torch", cases=[SMALL], opcheck=False), target="host")
-    verify_cache.save(spec, verify_cache.make(spec, grid))  # it passed, without the problem that failed
+    verify_cache.save(spec, grid)  # it passed, without the problem that failed
     with pytest.raises(KernelError, match="wrong numbers"):
         verify_cache.ensure_verified(broken, other, "plan A")
     monkeypatch.setenv("ELMAN_VERIFY", "skip")
     verify_cache.ensure_verified(broken, other, "plan A")
     assert verify_cache.used()[f"e1 {other}"] == {"plan": "plan A", "skipped": True, "stamp": None}
+
+
+def test_what_several_processes_verify_at_once_is_all_in_the_stamp(cache, monkeypatch):
+    """Each reads the stamp before the others have written theirs, if it can; only one of the kernels is right."""
+    spec, made, met = unverified(monkeypatch)[0], verify_cache.make, threading.Barrier(2)
+
+    def slowly(*given: Any, **more: Any) -> verify_cache.Stamp:
+        stamp = made(*given, **more)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(0.3)
+        return stamp
+
+    def found(_spec: KernelSpec, _target: str, cases: list[Case], **_: Any) -> Report:
+        return Report("e1", "host", "quick", cases=1, faults=["it is wrong"] * cases[0].masked)
+
+    monkeypatch.setattr(verify_cache, "make", slowly)
+    monkeypatch.setattr(verify_cache, "verify", found)
+    cases = SINGLE, dataclasses.replace(SINGLE, masked=True)
+    with ThreadPoolExecutor(2) as pool:
+        for use in [pool.submit(verify_cache.ensure_verified, spec, case, "plan A") for case in cases]:
+            use.exception()
+    stamp = verify_cache.stamp(spec, "host")
+    assert ({*stamp.extra}, stamp.passed, stamp.faults) == ({*map(str, cases)}, False, ("it is wrong",))
 
 
 @pytest.mark.parametrize("around", ["checkpointing", "fake tensors", "autocast", "meta"])

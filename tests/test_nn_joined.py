@@ -103,6 +103,19 @@ def test_autocast_takes_the_same_weights_before_they_are_copied(dtype):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_inside_autocast_is_the_one_outside(inside):
+    torch.manual_seed(0)
+    modules, x = [nn.Linear(16, n) for n in (136, 200)], torch.randn(4, 16, requires_grad=True)
+    inputs, found = [x, *(p for m in modules for p in m.parameters())], []
+    for on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss = sum(y.float().square().sum() for y in joined.joined(modules, x))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            found.append(torch.autograd.grad(loss, inputs))
+    assert all(map(torch.equal, *found))
+
+
 OPTIONS = {
     "plain": {},
     "conv, gate, write gate": {"use_conv": True, "use_gate": True, "use_write_gate": True},

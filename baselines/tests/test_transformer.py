@@ -159,6 +159,17 @@ def test_tokens_are_taken_back_exactly() -> None:
     torch.testing.assert_close(out, whole, rtol=0, atol=1e-12)
 
 
+def test_a_state_without_entries_is_the_initial_one() -> None:
+    torch.manual_seed(0)
+    attention = Attention(16, TransformerConfig(head_dim=8)).double()
+    x = torch.randn(3, 6, 16, dtype=torch.float64)
+    empty = {name: entries[:, :0] for name, entries in attention(x)[1].items()}
+    for given in ((None, None), (MASK_BT, None), (MASK_BT, STARTS_BT)):
+        (y, end), (wanted, expected) = (attention(x, state, *given) for state in (empty, None))
+        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-12)
+        assert all(torch.equal(end[name], expected[name]) for name in expected)
+
+
 def test_a_saved_state_goes_on(tmp_path: Path) -> None:
     model, tokens = build(), torch.arange(12).view(1, 12) * 7 % 256
     cache = LadderCache(num_blocks=3)

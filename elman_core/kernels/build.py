@@ -275,9 +275,9 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     except OSError as error:
         raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
     target = folder / extension.file_name(arch)
-    if target in _failed:  # a failed compilation is not repeated for every size that needs this module
-        raise _failed[target]
-    with _locked(folder, target.stem):
+    with locked(folder, target.stem):
+        if target in _failed:  # a failed compilation is not repeated for every size and thread that needs this module
+            raise _failed[target]
         if not _is_whole(target):  # another process may have built it while this one waited
             if target.exists():
                 log.warning("elman: %s or its record is damaged: it is built again", target)
@@ -308,7 +308,9 @@ def awaited(thread: threading.Thread, what: str) -> None:
             thread.join()
 
 
-def _locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
+def locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
+    """The lock of what has this name in a cache folder. Raises `KernelError` if it cannot be locked."""
+
     def other() -> str:
         building = [path.name.rpartition("-")[2].partition("_") for path in folder.glob(f"{_BUILDING}{stem}-*")]
         return f"process {building[0][0] if building else 'unknown'}, which compiles {stem} into {folder}"
@@ -353,9 +355,8 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
         made = Path(scratch) / target.name
         start = time.monotonic()
         for _ in range(2):
-            done = _run(
-                [*command, "-o", str(made)], env={**os.environ, "TMPDIR": scratch}
-            )  # where a killed one leaves files
+            # A killed one leaves files in TMPDIR.
+            done = _run([*command, "-o", str(made)], env={**os.environ, "TMPDIR": scratch})
             if done.returncode >= 0 and "signal terminated program" not in done.stderr:
                 break  # else the system killed it, for want of memory: that says nothing about the source
         if done.returncode != 0 or not made.is_file():
@@ -438,7 +439,7 @@ def writable_cache() -> Path:
 
 def usable_cache() -> Path:
     """The folder to which modules are compiled. Raises `KernelError` if it cannot be written or locked."""
-    with _locked(folder := writable_cache(), "doctor"):
+    with locked(folder := writable_cache(), "doctor"):
         return folder
 
 

@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -79,11 +79,14 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
     return None
 
 
-def save(spec: KernelSpec, made: Stamp) -> None:
-    """Write a stamp of this kernel. Raises `KernelError` or `StorageError` if no cache can be written."""
-    path = build.writable_cache() / _path(spec, made.target, made.arch)
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, asdict(made))
+def save(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
+    """Write what `make` makes. Raises as it does, and `KernelError` or `StorageError` if no cache can be written."""
+    cache = build.writable_cache()
+    (folder := cache / "verified").mkdir(exist_ok=True)
+    with build.locked(folder, spec.name):  # else of two processes that add to a stamp, one would lose what it found
+        made = make(spec, report, extra)
+        write_json(cache / _path(spec, made.target, made.arch), asdict(made))
+    return made
 
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
@@ -143,7 +146,7 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str, t
         _used.update({f"{spec.name} {case}": {"plan": plan, "skipped": True, "stamp": None} for case in cases})
         return
     known = stamp(spec, target)
-    why = "" if known is None else f"its stamp of {known.when} says that it failed"
+    faults: Iterable[str] = ()
     new = [case for case in cases if known is None or (known.passed and str(case) not in known.extra)]
     if new:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -154,14 +157,15 @@ def ensure_verified(spec: KernelSpec, cases: Case | Sequence[Case], plan: str, t
         report = _apart(lambda: verify(spec, target, cases=new, opcheck=spec.differentiable))
         if report.unsuitable:
             raise KernelError(f"the kernel of {spec.name} cannot be verified: {report.unsuitable[0]}")
-        known = make(spec, report, extra=new)
         try:
-            save(spec, known)
+            known = save(spec, report, new)
         except (KernelError, StorageError) as error:  # a read-only cache: the result still holds in this process
             _log.warning("elman: %s; without it every process verifies again", error)
-        why = next(iter(failures(report)), "")
+            known = make(spec, report, new)
+        faults = failures(report)
     assert known is not None
     if not known.passed:
+        why = next(iter(faults), f"its stamp of {known.when} says that it failed")
         raise KernelError(
             f"the kernel of {spec.name} gives wrong numbers on this machine: {why}. Type `elman verify {spec.name}` for the "
             "table; ELMAN_KERNELS=off avoids the kernel, ELMAN_VERIFY=skip uses it unverified"

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from elman_core.kernels.runtime import refuse_second_derivatives
+from elman_core.kernels.runtime import refuse_second_derivatives, without_autocast
 
 ELEMENTS, WARPS = 2048, 8
 """Elements and warps of a block."""
@@ -83,9 +83,10 @@ class Gated(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives("gated")
         (o, gate, weight, out), (silu, eps) = ctx.saved_tensors, ctx.rest
-        dy = d if out is None else d.matmul(out).view(o.shape)
-        y, *gradients = _launch(o, gate, weight, silu, eps, dy, keep=out is not None)
-        d_out = None if y is None else d.flatten(0, -2).t().mm(y.flatten(0, -3).flatten(1))
+        with without_autocast(d):  # `backward()` may be called inside it
+            dy = d if out is None else d.matmul(out).view(o.shape)
+            y, *gradients = _launch(o, gate, weight, silu, eps, dy, keep=out is not None)
+            d_out = None if y is None else d.flatten(0, -2).t().mm(y.flatten(0, -3).flatten(1))
         return *gradients, d_out, None, None
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elman_core.kernels.runtime import autocast_dtype, transformed
+from elman_core.kernels.runtime import autocast_dtype, transformed, without_autocast
 
 ROWS = 4096
 """The number of rows of x from which concatenating the weights, or padding them with rows of zeros, pays off."""
@@ -37,8 +37,7 @@ def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
     Args:
         modules: of one dtype, K inputs each. x: (..., K).
     """
-    weights: list[Tensor] = []  # each followed by rows of zeros, or by none
-    biases: list[Tensor] = []
+    weights, biases = list[Tensor](), list[Tensor]()  # each followed by rows of zeros, or by none
     for module in modules:
         # Cast as autocast would, but before copying: half as many bytes, forward and backward.
         weight = module.weight.to(autocast_dtype(module.weight))
@@ -73,12 +72,13 @@ class _Product(torch.autograd.Function):
         rows, (for_x, for_weight, for_bias, _) = x.flatten(0, -2), ctx.needs_input_grad
         dx, dweight, dbias = None, [], []
         groups = list(_groups(grads, ctx.sizes, x))
-        for group, part in zip(groups, weight.split([group.shape[-1] for group in groups]), strict=True):
-            d = group.flatten(0, -2)
-            if for_x:
-                dx = d.mm(part) if dx is None else dx.addmm_(d, part)
-            dweight += [d.t().mm(rows)] if for_weight else []
-            dbias += [d.sum(0)] if for_bias else []
+        with without_autocast(x):  # `backward()` may be called inside it
+            for group, part in zip(groups, weight.split([group.shape[-1] for group in groups]), strict=True):
+                d = group.flatten(0, -2)
+                if for_x:
+                    dx = d.mm(part) if dx is None else dx.addmm_(d, part)
+                dweight += [d.t().mm(rows)] if for_weight else []
+                dbias += [d.sum(0)] if for_bias else []
         return (
             None if dx is None else dx.view(x.shape), torch.cat(dweight) if dweight else None,
             torch.cat(dbias) if dbias else None, None,

@@ -106,7 +106,7 @@ def _positions(x_BTD: Tensor, state: State | None, mask_BT: Tensor | None, start
     """(B, T) int64: how many real positions of the document come before each."""
     real_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device) if mask_BT is None else mask_BT
     position_BT = real_BT.cumsum(1) - 1
-    past_B1 = 0 if state is None else state["position"].amax(1, keepdim=True) + 1
+    past_B1 = 0 if state is None else F.pad(state["position"], (1, 0), value=-1).amax(1, keepdim=True) + 1
     if starts_BT is None:
         return position_BT + past_B1
     before_BT = torch.where(starts_BT, position_BT + 1 - real_BT.long(), 0).cummax(1).values

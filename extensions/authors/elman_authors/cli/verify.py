@@ -41,7 +41,7 @@ def verify(
     import torch
 
     from elman_authors import grids
-    from elman_core.extension import make_stamp, save_stamp
+    from elman_core.extension import save_stamp
 
     if not names and not all_:
         raise ConfigError("name a variant, or type `elman verify --all`")
@@ -64,7 +64,7 @@ def verify(
         if not json_:
             _print(report)
         if target in spec.targets and not report.unsuitable:
-            save_stamp(spec, make_stamp(spec, report))
+            save_stamp(spec, report)
         if record and report.passed:
             for tensor, (was, now) in record_errors(spec, report).items():
                 print(f"  {tensor}: the recorded error grew from {was:.2e} to {now:.2e}", file=sys.stderr)
