@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from elman_core.kernels.whole.nodes import Node, pointwise
+from elman_core.kernels.whole.nodes import Node, pointwise, values
 from elman_core.kernels.whole.rows import OPERANDS
 from elman_core.kernels.whole.source import _Writer
 
@@ -100,3 +100,8 @@ def test_a_state_that_more_than_its_row_reads_is_every_blocks(how):
         logits.append(product(plus(product(GIVEN), before)))
     found = rows(product(plus(*logits)), h=(before, after))
     assert not any(row.states for row in found.values())
+
+
+def test_what_an_index_takes_is_not_remembered_for_every_model_that_ever_was():
+    assert [values(f"(i + {n})", "i", 2) for n in range(1000)] == [[n, n + 1] for n in range(1000)]
+    assert values.cache_info().currsize < 1000

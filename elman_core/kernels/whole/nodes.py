@@ -87,7 +87,7 @@ def unflat(place: str, shape: Sequence[int]) -> Index:
     return made
 
 
-@functools.cache
+@functools.lru_cache(256)  # a model asks for about a hundred; each has as many numbers as a vector
 def values(text: str, name: str = "", count: int = 1) -> list[int] | None:
     """The numbers that an index of C takes where `name` is each number below `count`; None if it depends on more. Without a
     name, it is that of the row in the index, which says how many there are."""
