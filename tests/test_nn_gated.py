@@ -57,6 +57,16 @@ def compare(device: str, sizes=SIZES) -> None:
         assert torch.equal(parts[0], found[2][..., whole.shape[-1] - gate.shape[-1] :])
         assert torch.equal(parts[1].unflatten(-1, (-1, width)), found[1])
         assert gate.numel() == gate.shape[-1] or side_by_side(parts) is not None
+    # A backward inside autocast is the one outside.
+    o, gate, out, above = (
+        torch.randn(s, device=device, requires_grad=True) for s in ((5, 3, 4), (5, 12), (7, 12), (5, 7))
+    )
+    found = []
+    for on in (False, True):
+        y = by_kernel(o, gate, None, True, out)
+        with torch.autocast(device, torch.bfloat16, enabled=on):
+            found.append(torch.autograd.grad(y, (o, gate, out), above))
+    assert all(map(torch.equal, *found))
 
 
 def gradients(run, silu, *given, out=None):
