@@ -95,6 +95,10 @@ def test_nothing_depends_on_which_block_or_warp_is_first(variant, order, monkeyp
     assert_follows(model_of(variant))
 
 
+def test_vectors_are_repeated():
+    assert_follows(ladder("e2", dim=64, options={"share_wx": True}))
+
+
 def test_weights_of_16_bits_are_computed_with_in_float32():
     assert_follows(model_of("e88", torch.bfloat16))
 

@@ -7,7 +7,7 @@ import torch
 
 from elman_core.kernels.whole.nodes import Node, pointwise, values
 from elman_core.kernels.whole.rows import OPERANDS
-from elman_core.kernels.whole.source import _Writer
+from elman_core.kernels.whole.source import _AcrossError, _Writer
 
 SHAPE = (1, 8)
 GIVEN = Node(SHAPE, leaf=torch.ones(SHAPE))
@@ -105,3 +105,40 @@ def test_a_state_that_more_than_its_row_reads_is_every_blocks(how):
 def test_what_an_index_takes_is_not_remembered_for_every_model_that_ever_was():
     assert [values(f"(i + {n})", "i", 2) for n in range(1000)] == [[n, n + 1] for n in range(1000)]
     assert values.cache_info().currsize < 1000
+
+
+def test_a_row_that_another_row_reads_too_is_published():
+    gate = product(GIVEN)
+    first = tanh(gate)
+    second, third = product(tanh(product(GIVEN))), product(tanh(product(GIVEN)))
+    same_row = pointwise("{0} * {1}", SHAPE, first, second)
+    other_row = pointwise("{0} * {1}", SHAPE, backwards(first), third)
+    found = rows(product(plus(product(same_row), product(other_row))))
+    assert (found[gate].end, found[gate].local) == (first, False)
+    assert {second, third} <= found.keys()
+
+
+def test_what_each_block_computes_for_a_row_is_no_rows_own():
+    p, before = product(GIVEN), state()
+    after = tanh(plus(p, before))
+    both = tanh(before)  # kept, since two read it
+    second = product(after)
+    end = pointwise("{0} * {1} * {1}", SHAPE, second, both)
+    third = pointwise("{0} * {1}", SHAPE, product(end), both)
+    assert not any(row.states for row in rows(product(third), h=(before, after)).values())
+
+
+def test_a_state_that_reads_a_sum_of_its_rows_is_every_blocks():
+    p, before = product(GIVEN), state()
+    end = tanh(p)
+    after = plus(p, tanh(summed(end)), before)
+    assert not any(row.states for row in rows(product(end), h=(before, after)).values())
+
+
+def test_a_large_state_that_a_product_becomes_is_every_blocks():
+    before = state()
+    p = product(tanh(product(GIVEN)))
+    _Writer(product(tanh(p)), {(0, "S"): (before, p)}, set())
+    for after in (p, tanh(p), before):
+        with pytest.raises(_AcrossError):
+            _Writer(product(tanh(p)), {(0, "S"): (before, after)}, {before})

@@ -223,6 +223,17 @@ def _part(x: Node, whole: Tensor, part: Tensor) -> Node:
     return _view(x, tuple(part.shape), lambda index: [along(index, d) for d in range(whole.dim())])
 
 
+def _repeated(shape: Shape, x: Node, _times: Sequence[int]) -> Node:
+    def move(index: Index) -> Index:
+        whole = _broadcast(index, x.shape)
+        return [
+            i if size == n else f"({i} % {size})"
+            for i, size, n in zip(whole, x.shape, shape[len(shape) - len(whole) :], strict=True)
+        ]
+
+    return _view(x, shape, move)
+
+
 def _cat(shape: Shape, parts: Sequence[Node], dim: int = 0) -> Node:
     dim %= len(shape)
 
@@ -304,7 +315,7 @@ _RULES: dict[str, Callable[..., Node]] = {
     **{name: functools.partial(pointwise, form) for name, form in _POINTWISE.items()},
     **{name: lambda shape, x, *_: _reshaped(x, shape) for name in SAME},
     "add": _added,
-    "cat": _cat, "stack": _stack,
+    "cat": _cat, "stack": _stack, "repeat": _repeated,
     "sum": lambda shape, x, dims=None, _keep=False: _reduced("sum", x, shape, dims),
     "amax": lambda shape, x, dims=None, _keep=False: _reduced("max", x, shape, dims),
     "mean": lambda shape, x, dims=None, _keep=False: pointwise(

@@ -85,6 +85,7 @@ class Rows:
     def found(self) -> dict[Node, Row]:
         while True:
             self.rows, self.ends = dict[Node, Row](), dict[Node, Node]()
+            self.asked = set[Node]()  # what rows read in memory
             self.readers = dict[
                 Node, list[tuple[Node, int]]
             ]()  # products whose rows read what is of other rows, and where
@@ -102,7 +103,8 @@ class Rows:
                 continue
             pieces = [(x, [index for _, index in row_indices((x, at), p.count)]) for x, at in states]
             reads, operands = self._reads([(end, [unflat(name(p.count), end.shape)]), *pieces], p)
-            if reads is not None and operands <= OPERANDS:
+            if reads is not None and len(operands) <= OPERANDS:
+                self.asked |= {x for x, place in operands if place}
                 for x, first in reads:
                     self.readers.setdefault(x, []).append((p, first))
                 return Row(end, states)
@@ -155,9 +157,11 @@ class Rows:
             value(piece[0], index)
         return read
 
-    def _reads(self, work: Sequence[tuple[Node, list[Index]]], p: Node) -> tuple[set[Piece] | None, int]:
-        """Which states of the row, and what became of other rows, these elements read, and how many numbers; None if a row does
-        not have them."""
+    def _reads(
+        self, work: Sequence[tuple[Node, list[Index]]], p: Node
+    ) -> tuple[set[Piece] | None, set[tuple[Node, str]]]:
+        """Which states of the row, and what became of other rows, these elements read, and all numbers; None if a row does not
+        have them."""
         reads, operands, seen, wrong = set[Piece](), set[tuple[Node, str]](), set[tuple[Any, ...]](), False
         row = name(p.count)
 
@@ -173,7 +177,7 @@ class Rows:
                 x in self.ends and x not in self.banned and self.ends[x].count == p.count and same(place, row, p.count)
             ):
                 reads.add((x, 0))
-                operands.add((x, place))
+                operands.add((x, ""))
             elif x.leaf is not None:
                 operands.add((x, place))
                 if x in self.owned:
@@ -183,6 +187,8 @@ class Rows:
             elif x not in self.after[p] and (x.weight is not None or x.combine or x in self.kept or x in self.ends):
                 operands.add((x, place))
                 wrong |= self.level[x] >= self.level[p] or x in self.fixed
+            elif x.combine:  # of what this row and others become
+                wrong = True
             elif x.view:
                 return x.expr(value, at)
             elif (key := (x, *at)) not in seen:
@@ -194,7 +200,7 @@ class Rows:
         for node, indices in work:
             for index in indices:
                 node.expr(value, index) if node is not p else None
-        return (None if wrong else reads), len(operands)
+        return (None if wrong else reads), operands
 
     def _wrong(self) -> bool:
         """Whether something was taken for a row's own that is not, which is then forbidden; if nothing was, decide which rows
@@ -218,7 +224,9 @@ class Rows:
         for end, p in self.ends.items():
             readers = self.readers.get(end, [])
             mine = (
-                readers and all(at[q] > at[p] for q, _ in readers) and end not in self.fixed and end not in self.target
+                readers
+                and all(at[q] > at[p] for q, _ in readers)
+                and not any(end in them for them in (self.fixed, self.target, self.asked))
             )
             self.rows[p].local = bool(mine) and not self._leaks(end, stops - {end})
             if readers and not self.rows[p].local and any(self.level[q] <= self.level[end] for q, _ in readers):
@@ -234,7 +242,11 @@ class Rows:
             if y in seen:
                 continue
             seen.add(y)
-            if y.combine or y.weight is not None or (y not in stops and (y in self.fixed or y in self.target)):
+            if (
+                y.combine
+                or y.weight is not None
+                or (y not in stops and any(y in them for them in (self.fixed, self.target, self.asked)))
+            ):
                 return True
             waiting += [] if y in stops else self.users.get(y, [])
         return False

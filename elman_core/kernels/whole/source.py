@@ -136,19 +136,21 @@ def _computed(x: Node, at: Index, value: Value, known: dict[tuple[Any, ...], str
 class _Writer:
     def __init__(self, logits: Node, states: Mapping[State, tuple[Node, Node]], large: set[Node]) -> None:
         self.logits, self.states, self.large = logits, states, large
-        self.updated = {_root(after): before for before, after in states.values() if before in self.large}
-        self.target = dict[Node, Node]()  # what becomes a small state
+        self.updated, self.target = dict[Node, Node](), dict[Node, Node]()  # what becomes a large state, a small one
         for before, after in states.values():
-            if before not in self.large:
-                root = _root(after)
-                fits = _in_order(after) and root.leaf is None and not root.combine and root not in self.target
-                self.target[root if fits else _copied(after)] = before
+            root, made = _root(after), self.updated if before in self.large else self.target
+            fits = _in_order(after) and root.leaf is None and not root.combine and root not in made
+            if made is self.updated and not (fits and root.shape == before.shape):
+                raise _AcrossError(before)
+            made[root if fits else _copied(after)] = before
         self.inputs = dict[Node, Node]()  # of products, as they lie in memory
         self.part, self.level = dict[Node, Node](), dict[Node, int]()
         self.order = self._reach([logits, *self.target, *self.updated])
         self.columns = dict[Node, tuple[Index, int]]()
         self.kept = {*self.target, *self.updated, *self.inputs.values()}
         self._find()
+        if wrong := [state for state in self.updated.values() if state not in self.columns]:
+            raise _AcrossError(wrong[0])
         levels = range(1, max(self.level.values()) + 1)
         self.works = [[x for x in self.order if self.shared(x) and self.level[x] == n] for n in levels]
         fixed = {_root(logits), *self.updated, *self.large, *self.part}
@@ -327,8 +329,6 @@ class _Writer:
         """Write what computes a node into memory."""
         self.need(node)
         if (state := self.updated.get(node)) is not None:
-            if state not in self.columns:
-                raise _AcrossError(state)
             index, over = self.columns[state]
             text, uses = self.body(node, index, "return {};", state, "")
             how = f"b.template update<{self._width(index)}>({state.count // over}, {over}"
