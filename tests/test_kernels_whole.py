@@ -142,3 +142,14 @@ def test_a_large_state_that_a_product_becomes_is_every_blocks():
     for after in (p, tanh(p), before):
         with pytest.raises(_AcrossError):
             _Writer(product(tanh(p)), {(0, "S"): (before, after)}, {before})
+
+
+def test_what_a_row_that_is_not_published_reads_is_computed_first():
+    mean = pointwise(
+        "{0} / 8", (1, 1), Node((1, 1), lambda value, i: value(GIVEN, [i[0], i[2]]), [state()], combine="sum", over=8)
+    )
+    gate, p = product(GIVEN), product(GIVEN)
+    end = pointwise("{0} * {1}", SHAPE, pointwise("{0} * {1}", SHAPE, gate, mean), p)
+    writer = _Writer(product(end), {}, set())
+    assert writer.rows[gate].local
+    assert writer.beside(gate) == mean.args

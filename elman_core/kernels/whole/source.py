@@ -426,14 +426,14 @@ class _Writer:
     def beside(self, product: Node) -> list[Node]:
         """What the rows of a product read beside it."""
         found, seen, row = list[Node](), set[Node](), self.rows.get(product)
-        states = [x for x, _ in row.states] if row is not None else []
-        waiting = [row.end, *states] if row is not None else []
+        ends = [] if row is None else [row.end, *(x for x, _ in row.states)]
+        waiting = [*ends]
         while waiting:
             x = waiting.pop()
             if x in seen or x is product:
                 continue
             seen.add(x)
-            if x in self.place or x in self.done or self.is_local(x):
+            if x in self.place or x in self.done or (self.is_local(x) and x not in ends):
                 continue
             if x in self.kept and x not in self.after[product]:
                 found.append(x)
