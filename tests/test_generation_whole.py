@@ -156,6 +156,15 @@ def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):
     assert [r.message for r in caplog.records] == [said + "a state that grows", said + "aten::cumsum"]
 
 
+def test_a_fault_of_the_writer_ends_no_text(caplog, monkeypatch):
+    monkeypatch.setattr(whole, "write", Mock(side_effect=ValueError("a fault")))
+    assert whole.made(ladder("e42"), **SMALL) is None
+    assert "its program cannot be written (ValueError: a fault): report it" in caplog.text
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    with pytest.raises(KernelError, match="a fault"):
+        whole.made(ladder("e42"), **SMALL)
+
+
 @pytest.mark.parametrize("variant", ["e88", "gdn", "mamba2", "mamba3", "rwkv7", "slstm"])
 def test_what_is_as_large_as_a_state_takes_no_memory(variant, monkeypatch):
     fits = []
