@@ -76,16 +76,21 @@ FOURS = [  # variants as the layers of one model, whose program takes little lon
 ]
 
 
+def layers_of(variants):
+    """A model with a layer of each of these, as in `FOURS`."""
+    names = variants.split("+")
+    return model_of(variants, dim=128 if WIDE & {*names} else 64, depth=len(names))
+
+
 @pytest.mark.parametrize("variants", ["e70+e71+e72+e73", "e74+e75+e88+e97", "m2rnn+rwkv7"])
 def test_every_block_may_have_the_whole_matrix_of_a_small_state(variants, monkeypatch):
     monkeypatch.delitem(SMALL, "large")
-    assert_follows(model_of(variants, depth=variants.count("+") + 1))
+    assert_follows(layers_of(variants))
 
 
 @pytest.mark.parametrize("variants", [*FOURS, "e88:conv_h5n128v256+e88:conv_h5n128v256"])
 def test_the_program_of_every_variant_is_its_model(variants):
-    names = variants.split("+")
-    assert_follows(model_of(variants, dim=128 if WIDE & {*names} else 64, depth=len(names)))
+    assert_follows(layers_of(variants))
 
 
 @pytest.mark.parametrize("order", ["EMULATED_BACKWARDS", "EMULATED_STALLED"])

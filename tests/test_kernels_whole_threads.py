@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from elman_authors.testing.kernel import need_host_compiler
-from test_generation_whole import FOURS, WIDE, model_of
+from test_generation_whole import FOURS, layers_of
 
 from elman_core.generation import whole
 from elman_core.kernels.toolchain import find_host_compiler
@@ -50,13 +50,12 @@ def listed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("limits", [{}, {"large": 1000}], ids=str)
 @pytest.mark.parametrize("variants", [*FOURS, "e88:conv_h5v256"])
 def test_threads_meet_where_one_reads_what_another_wrote(variants, limits, listed):
-    names = variants.split("+")
-    code, said = listed(model_of(variants, dim=128 if WIDE & {*names} else 64, depth=len(names)), **limits)()
+    code, said = listed(layers_of(variants), **limits)()
     assert code == 0, said
 
 
 def test_a_missing_barrier_is_found(listed):
-    run = listed(model_of("e70+e71+e75", depth=3))
+    run = listed(layers_of("e70+e71+e75"))
     barriers = int(run()[1].split()[0])
     assert barriers > 10
     assert [skipped for skipped in range(barriers) if run(skipped)[0] == 0] == []

@@ -77,8 +77,8 @@ def models() -> tuple[str, ...]:
     """Each variant, alone or as a layer beside three others."""
     rest = sorted({*list_variants()} - {name.partition("@")[0].partition(":")[0] for name in SINGLE})
     groups = [rest[at : at + 4] for at in range(0, len(rest), 4)]
-    width = {True: 256, False: 128}  # kernels of sLSTM take heads of 64
-    return (*SINGLE, *(f"{'+'.join(group)}@{width['slstm' in group]}x{len(group)}" for group in groups))
+    widths = (256 if "slstm" in group else 128 for group in groups)  # kernels of sLSTM take heads of 64
+    return (*SINGLE, *(f"{'+'.join(group)}@{width}x{len(group)}" for group, width in zip(groups, widths, strict=True)))
 
 
 def build(name: str, dtype: torch.dtype, device: torch.device) -> LadderForCausalLM:

@@ -132,14 +132,14 @@ def _make(model: LadderForCausalLM, wait: bool, blocks: int | None = None, **lim
         {name: torch.zeros(1, *shape, dtype=torch.float64) for name, (shape, _) in spec.items()} for spec in blank
     ]
     exact = partial(step, copies)
-    # Forward-mode derivatives, of which there are none, keep kernels out; with gradients no product is padded.
     try:
+        # Forward-mode derivatives, of which there are none, keep kernels out; with gradients no product is padded.
         with torch.inference_mode(False), torch.enable_grad(), forward_ad.dual_level():
             logits, changed = record(exact, states)
         source = write(logits, changed, like.element_size(), shared, **limits)
     except (UnknownError, NotImplementedError, KernelError):
         raise
-    except Exception as fault:  # of what a text does not need
+    except Exception as fault:  # steps write the text without it
         raise KernelError(f"its program cannot be written ({type(fault).__name__}: {fault}): report it") from fault
     module = extension(source.text, like.dtype, like.device)
     if not wait and (thread := compiling(module)) is not None:

@@ -177,7 +177,7 @@ class Rows:
                 x in self.ends and x not in self.banned and self.ends[x].count == p.count and same(place, row, p.count)
             ):
                 reads.add((x, 0))
-                operands.add((x, ""))
+                operands.add((x, ""))  # of this row, so not in memory
             elif x.leaf is not None:
                 operands.add((x, place))
                 if x in self.owned:
