@@ -311,6 +311,17 @@ def test_an_operator_that_changes_its_input_fails_opcheck():
     assert not report.passed
 
 
+def test_a_case_whose_every_value_is_zero_passes():
+    """As one masked step of a decoding kernel, from no state: nothing is there to measure an error against."""
+    right = e1_dense.spec()
+
+    def zeros(case: Case, generator: torch.Generator) -> dict[str, Tensor | None]:
+        return {k: None if x is None else torch.zeros_like(x) for k, x in right.make_inputs(case, generator).items()}
+
+    spec = dataclasses.replace(right, make_inputs=zeros, differentiable=False)
+    assert verify(spec, "torch", cases=[SMALL], opcheck=False).passed
+
+
 def test_16_bit_storage_is_judged_against_the_reference_in_16_bits():
     """What rounds once more than the reference passes; an error of a few percent does not, although the dtype is coarse."""
     case = dataclasses.replace(SMALL, dtype=torch.bfloat16)

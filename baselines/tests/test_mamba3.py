@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from elman_authors.testing import initial, sigmoid, silu
+from elman_baselines.gdn.mixer import GONE
 from elman_baselines.mamba3 import op
 
 from elman_core.registry import ConfigError
@@ -92,3 +93,21 @@ class TestMamba3(LibraryContract):
         variant = self.declared()
         with pytest.raises(ConfigError, match=r"= 200, which must be a multiple of headdim 64; nearest: 192"):
             variant.check(100, variant.make_config())
+
+
+def test_documents_begin_where_alpha_is_zero() -> None:
+    """What mamba_ssm's kernel is given for packed rows, with the states that it then ends in."""
+    torch.manual_seed(0)
+    B, T, H, N, P, R = 3, 23, 2, 8, 6, 3
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    keys, biases, x_BTHP = (drawn(B, T, N), drawn(B, T, N)), (drawn(H, N), drawn(H, N)), drawn(B, T, H, P)
+    dt, log, share, turn = drawn(B, T, H).exp(), -drawn(B, T, H).exp() / 9, drawn(B, T, H).sigmoid(), drawn(B, T, H, R)
+    starts_BT = torch.zeros(B, T, dtype=torch.bool)
+    starts_BT[0, [0, 5, 6, 22]] = starts_BT[1, 13] = True
+    wanted = op.scan(keys, biases, x_BTHP, (dt, log, share), turn, None, None, starts_BT)
+    y, end = op.scan(keys, biases, x_BTHP, (dt, log.masked_fill(starts_BT[..., None], GONE), share), turn, None)
+    for a, b in zip((y, *op.from_last_start(end, turn, starts_BT)), (wanted[0], *wanted[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

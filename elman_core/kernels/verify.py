@@ -385,7 +385,7 @@ def _compare(
     right = truth[name].double()  # a drawn class is a whole number, and must be equal
     shown, gap, same_gap = (_shown(x, seen) for x in (right, made[name].double() - right, same[name].double() - right))
     norm, largest = shown.norm().item() or 1.0, shown.abs().max().item() or 1.0
-    if _size(shown) <= ZERO * scale:  # zero in theory: what is left is rounding
+    if _size(shown) < ZERO * scale:  # zero in theory: what is left is rounding
         norm, largest = scale * math.sqrt(shown.numel()), scale
     usual = max(1.0, usual / norm)  # and 1 if a draw is not finite
     norm, gap = norm * usual, gap.abs()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elman_baselines.gdn.mixer import GONE
 from elman_baselines.mamba2.mixer import need_whole_inner, start_projections_
 from elman_core import Mixer, State, option
 from elman_core.nn import RMSNorm, aligned, compute_dtype, linear, mamba_decay_, without_autocast
@@ -52,8 +53,8 @@ class Mamba3(Mixer):
 
     State: angle (B, H, R), from -π to π, S (B, H, N, P), and shift (B, 1, H N + I), the last k and x.
 
-    On a GPU mamba_ssm's kernel runs in bfloat16, for whole rows that begin without a state; elsewhere kernels of elman-csrc or
-    plain PyTorch.
+    On a GPU mamba_ssm's kernel runs in bfloat16, for whole rows that begin without a state, with α = 0 where a document begins;
+    elsewhere kernels of elman-csrc or plain PyTorch.
     """
 
     fp32_params = ("dt_bias", "D", "B_bias", "C_bias")
@@ -91,7 +92,7 @@ class Mamba3(Mixer):
     ) -> tuple[Tensor, State]:
         projected = aligned(self.in_proj, x_BTD)
         found = None
-        if state is mask_BT is starts_BT is None and x_BTD.shape[1] > 1:
+        if state is mask_BT is None and x_BTD.shape[1] > 1:
             found = self._library(projected)
         z, x, b, c, *rest, _ = projected.split((*self.widths, projected.shape[-1] - sum(self.widths)), -1)
         z_BTHP, x_BTHP = (y.unflatten(-1, (self.heads, -1)) for y in (z, x))
@@ -103,13 +104,20 @@ class Mamba3(Mixer):
             keys = self.B_norm(b), self.C_norm(c)
             biases = self.B_bias.to(wide).squeeze(1), self.C_bias.to(wide).squeeze(1)
             d_H = self.D.to(wide)
+
+            def turn() -> Tensor:
+                return math.pi * theta.tanh()[:, :, None] * dt[..., None]
+
             if found is not None:
+                if starts_BT is not None:  # the share of the input before has the factor α too
+                    log = log.masked_fill(starts_BT[..., None], GONE)
                 y_BTHP, end = op.library_scan(found, keys, biases, x_BTHP, z_BTHP, (dt, log, trap), theta, d_H)
+                if starts_BT is not None:
+                    end = op.from_last_start(end, turn(), starts_BT)
             else:
-                turn = math.pi * theta.tanh()[:, :, None] * dt[..., None]
                 before = None if state is None else (state["angle"], state["S"], state["shift"])
                 rates = dt, log, F.logsigmoid(trap).exp()
-                o_BTHP, end = op.scan(keys, biases, x_BTHP, rates, turn, before, mask_BT, starts_BT)
+                o_BTHP, end = op.scan(keys, biases, x_BTHP, rates, turn(), before, mask_BT, starts_BT)
                 y_BTHP = (o_BTHP.to(wide) + d_H[:, None] * x_BTHP.to(wide)) * F.silu(z_BTHP.to(wide))
         y_BTD = linear(self.out_proj, y_BTHP.flatten(2).to(z.dtype))
         return y_BTD, dict(zip(("angle", "S", "shift"), end, strict=True))

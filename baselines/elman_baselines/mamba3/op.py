@@ -133,6 +133,19 @@ def scan(
     return y_BTHP, (wrapped(end_BC.unflatten(-1, (heads, -1))), end_BHNP, window)
 
 
+def from_last_start(end: State, turn_BTHR: Tensor, starts_BT: Tensor) -> State:
+    """The last state of a row whose angles were not set to 0 where a document began, as if they had been."""
+    angle_BHR, s_BHNP, shift_B1C = end
+    heads, keys = s_BHNP.shape[1:3]
+    steps = torch.arange(starts_BT.shape[1], device=starts_BT.device)
+    before_BT = steps < (steps * starts_BT).amax(1, keepdim=True)
+    angle_B1HR = wrapped((turn_BTHR.detach() * before_BT[..., None, None]).sum(1, keepdim=True))
+    k_B1C, v_B1C = shift_B1C.split([heads * keys, shift_B1C.shape[2] - heads * keys], -1)
+    k_B1HN = turned(k_B1C.unflatten(-1, (heads, keys)), -angle_B1HR)
+    s_BHPN = turned(s_BHNP.mT, -angle_B1HR.transpose(1, 2))
+    return wrapped(angle_BHR - angle_B1HR[:, 0]), s_BHPN.mT.contiguous(), torch.cat([k_B1HN.flatten(2), v_B1C], -1)
+
+
 def turned(x_BTHN: Tensor, angle_BTHR: Tensor) -> Tensor:
     """x with its first 2 R channels, pair by pair, turned by the angles."""
     pairs = x_BTHN[..., : 2 * angle_BTHR.shape[-1]].unflatten(-1, (-1, 2))

@@ -25,7 +25,6 @@ DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16), "host": (torch.float64, torch.float32),
     "cpu": (torch.float32, torch.bfloat16),
 }  # fmt: skip
-WORKSPACE = 512 << 20  # bytes: the limit of the shares of a head's parts; larger batches run in slices
 _ROWS = (*FAMILY.inputs, *FAMILY.arriving, *FAMILY.gradients, *FAMILY.members)
 _BATCHED = {row.name for row in _ROWS if (row.shape or "B")[0] in "B?"}
 
@@ -153,7 +152,8 @@ def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> N
             made = [dpacked.new_empty(B, T, H, n // H) for n in widths]
         given["dq"], given["dk"], *rows = made
         given |= {"dvector": rows[: len(cell.vectors)], "dline": rows[len(cell.vectors) :]}
-    for i, batch in enumerate(_slices(B, parts * T * H * width * 4 if parts > 1 else 0)):
+    slices = _slices(B, parts * T * H * width * 4, workspace(given["dy"].device)) if parts > 1 else [None]
+    for i, batch in enumerate(slices):
         dhead = _backward_rows(module, batch, given, dmamba, values["backend"])
         if dmamba is not None and i == 0:
             torch.sum(dhead, (0, 2), out=dmamba)
@@ -177,9 +177,15 @@ def _backward_rows(module: Any, batch: slice | None, given: Values, dmamba: Tens
     return dhead
 
 
-def _slices(batch: int, bytes_a_row: int) -> Sequence[slice | None]:
+def workspace(device: torch.device) -> int:
+    """The most bytes for the shares of a head's parts. Larger batches run in slices, which should fill a GPU several times."""
+    least = 512 << 20
+    return least if device.type == "cpu" else max(least, torch.cuda.get_device_properties(device).total_memory // 64)
+
+
+def _slices(batch: int, bytes_a_row: int, most: int) -> Sequence[slice | None]:
     """The batch in slices of one size, the last at most smaller, whose workspace fits; None if the whole batch fits."""
-    slices = -(-batch // max(1, WORKSPACE // bytes_a_row)) if bytes_a_row else 1
+    slices = -(-batch // max(1, most // bytes_a_row))
     each = -(-batch // slices)
     return [slice(first, min(batch, first + each)) for first in range(0, batch, each)] if slices > 1 else [None]
 
