@@ -38,21 +38,21 @@ def made(tmp_path_factory):
     return root
 
 
-def sentencepiece():
-    """A vocabulary with ▁ for spaces and bytes for characters that it lacks."""
+def sentencepiece(first=0):
+    """A vocabulary with ▁ for spaces and bytes for characters that it lacks; no token has a number below `first`."""
     names = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"abeghilnrtöß", "▁the", "re"]
-    made = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
+    made = Tokenizer(models.BPE({n: i + first for i, n in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
 
 
-@pytest.mark.parametrize("name", ["bpe", "bytes", "sentencepiece"])
+@pytest.mark.parametrize("name", ["bpe", "bytes", "sentencepiece", "gaps"])
 def test_the_bytes_of_tokens_are_those_of_the_text(name, made):
-    kinds = {"bytes": byte_tokenizer, "sentencepiece": sentencepiece}
+    kinds = {"bytes": byte_tokenizer, "sentencepiece": sentencepiece, "gaps": lambda: sentencepiece(first=100)}
     tokenizer = kinds[name]() if name in kinds else AutoTokenizer.from_pretrained(made / name)
     sizes, texts = token_bytes(tokenizer), token_texts(tokenizer)
-    assert len(sizes) == len(tokenizer)
+    assert len(sizes) == len(tokenizer) + 100 * (name == "gaps")
     for text in ("the größe in 東京\n", "  two  spaces 🙂"):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         assert b"".join(texts[i] for i in ids) == text.encode()

@@ -71,7 +71,8 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
         raise ConfigError(
             f"the tokenizer in {folder} has no eos_token, which ends documents: name one in tokenizer_config.json"
         )
-    return folder / "tokenizer.json", len(tokenizer), tokenizer.eos_token_id, tokenizer.chat_template
+    size = max(tokenizer.get_vocab().values()) + 1  # `len` leaves out ids that no token has
+    return folder / "tokenizer.json", size, tokenizer.eos_token_id, tokenizer.chat_template
 
 
 def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:

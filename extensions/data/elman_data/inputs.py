@@ -264,8 +264,41 @@ def _opened(name: str) -> IO[bytes]:
     if name.lower().endswith(".gz"):
         return io.BufferedReader(gzip.open(file), 1 << 16)  # type: ignore[type-var]
     if name.lower().endswith(".zst"):
-        return io.BufferedReader(_library("zstandard", "zst").ZstdDecompressor().stream_reader(file, True))
+        return io.BufferedReader(_Unpacked(_frames(file, _library("zstandard", "zst").ZstdDecompressor())), 1 << 16)
     return file
+
+
+class _Unpacked(io.RawIOBase):
+    """A stream of these parts."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self.parts, self.left = parts, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        while not self.left:
+            if (part := next(self.parts, None)) is None:
+                return 0
+            self.left = memoryview(part)
+        size = min(len(room), len(self.left))
+        room[:size], self.left = self.left[:size], self.left[size:]
+        return size
+
+
+def _frames(file: IO[bytes], library: Any) -> Iterator[bytes]:
+    """What the frames of a .zst file hold. Raises `EOFError` if the last is cut short, which `stream_reader` takes for whole."""
+    with file:
+        frame = None
+        while part := file.read(1 << 14):
+            while part:
+                if frame is None or frame.eof:
+                    frame = library.decompressobj()
+                yield frame.decompress(part)
+                part = frame.unused_data
+    if frame is None or not frame.eof:
+        raise EOFError("Compressed file ended before the end of its last frame")
 
 
 class _reading:  # noqa: N801 (used as a statement)

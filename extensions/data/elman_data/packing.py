@@ -90,7 +90,7 @@ def pack(
         step: called with the bytes of input that are done.
 
     Raises:
-        ConfigError: `out` exists, or another process packs it. DataError: of an input. StorageError.
+        ConfigError: `out` exists, or another process packs it. DataError: of an input, or one changed. StorageError.
     """
     manifest = packed_manifest(out)
     folder = out.with_name(f".{out.name}.packing")
@@ -108,6 +108,9 @@ def pack(
             stamps = {path: _stamps(path) for path in dict.fromkeys(p for unit in found for p in unit.sources)}
             jobs = [_job(i, unit, how, seed, unique, folder, stamps) for i, unit in enumerate(found)]
             digests = _run(jobs, list(stamps), step)
+            for path, before in stamps.items():
+                if _stamps(path) != before:
+                    raise DataError(f"{path} changed while it was packed: the same command packs it again")
             made = _merge(jobs, how, folder / "packed", unique, facts | {"seed": seed, "sources": digests})
             write_json(folder / manifest.name, made)
             os.replace(folder / manifest.name, manifest)  # first: a packed file always has its manifest

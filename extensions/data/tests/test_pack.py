@@ -185,6 +185,38 @@ def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, capsys):
     assert "exists: nothing is overwritten" in capsys.readouterr().err
 
 
+def test_a_zst_file_is_read_to_its_end_and_one_that_is_cut_short_is_said(tmp_path, capsys):
+    compress = pytest.importorskip("zstandard").ZstdCompressor().compress
+    texts = [f"{i} " + "".join(map(chr, np.random.default_rng(i).integers(97, 123, 999))) for i in range(300)]
+    frames = [compress(f"{text}\x1e".encode()) for text in texts[:200]] + [compress("\x1e".join(texts[200:]).encode())]
+    path, whole = tmp_path / "a.txt.zst", b"".join(frames)
+    path.write_bytes(whole)
+    assert main(["data", "pack", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert sorted(packed_texts(tmp_path / "out")) == sorted(texts)
+    capsys.readouterr()
+    for size in (0, 3, len(frames[0]) - 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert main(["data", "pack", str(path), "--out", str(tmp_path / "cut")]) == 2
+        assert "a.txt.zst cannot be read: EOFError: Compressed file ended before" in capsys.readouterr().err
+
+
+def test_a_text_that_changes_while_it_is_packed_is_said_and_packed_again(tmp_path, small_units, monkeypatch, capsys):
+    path, out = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), tmp_path / "out"
+    digest = packing.digest
+
+    def changed(*args):
+        write_lines(path, ({"text": f"new {t}"} for t in TEXTS))
+        return digest(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "digest", changed)
+        assert main(["data", "pack", str(path), "--out", str(out)]) == 2
+    assert f"{path} changed while it was packed: the same command packs it again" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["data", "pack", str(path), "--out", str(out)]) == 0
+    assert sorted(packed_texts(out)) == sorted(f"new {t}" for t in TEXTS)
+
+
 def test_what_is_wrong_with_a_packed_file_is_one_line(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS))
     out, manifest = tmp_path / "out", tmp_path / "out.json"
@@ -438,3 +470,18 @@ def test_a_tokenizer_gives_ids_that_decode_to_the_texts(tmp_path):
     assert (ids == 0).sum() == 2 + 2, "the ends that the template writes, and those of documents"
     assert How(tokenizer="t", vocab_size=2**16 + 1).dtype == "uint32"
     assert main([*train_words(out, tmp_path / "run", "train.steps=2")]) == 0
+
+
+@pytest.mark.parametrize("last", [900, 70_000])
+def test_a_vocabulary_with_numbers_that_no_token_has_is_as_large_as_its_last(last, tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1, "<end>": 2, "z": last}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(tmp_path / "tok")
+    out = tmp_path / "packed" / "out"
+    words = ["--out", str(out), "--tokenizer", str(tmp_path / "tok")]
+    assert main(["data", "pack", str(write_lines(tmp_path / "a.jsonl", [{"text": "z"}])), *words]) == 0
+    file = open_file(out)
+    assert file.vocab_size == last + 1
+    assert file.windows(np.zeros(1, np.int64), 2).tolist() == [[last, 2]]
