@@ -288,7 +288,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _frames(file: IO[bytes], library: Any) -> Iterator[bytes]:
-    """What the frames of a .zst file hold. Raises `EOFError` if the last is cut short, which `stream_reader` takes for whole."""
+    """What the frames of a .zst file hold. Raises `EOFError` if the last is cut short: `stream_reader` takes it for whole."""
     with file:
         frame = None
         while part := file.read(1 << 14):
