@@ -318,17 +318,19 @@ def test_a_module_that_fails_is_compiled_once_however_many_ask_at_once(project, 
     assert (project / "runs").read_text().count("run") == 1
 
 
-def test_who_waits_for_another_compiler_says_for_which(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("compiles", [True, False])  # a stamp has such a lock too
+def test_who_waits_says_for_whom(compiles, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(build, "said_when_slow", partial(build.said_when_slow, seconds=0.05))
-    (tmp_path / ".building-answering-x86_64-4711_ab").mkdir()
+    if compiles:
+        (tmp_path / ".building-answering-x86_64-4711_ab").mkdir()
     held = open(tmp_path / ".answering-x86_64.lock", "w")  # noqa: SIM115 (closed by the timer)
     fcntl.flock(held, fcntl.LOCK_EX)
     threading.Timer(0.3, held.close).start()
     with caplog.at_level(logging.WARNING, logger="elman_core"), build.locked(tmp_path, "answering-x86_64"):
         pass
-    assert caplog.messages == [
-        f"elman: still waiting for process 4711, which compiles answering-x86_64 into {tmp_path}"
-    ]
+    other = f"process 4711, which compiles answering-x86_64 into {tmp_path}"
+    waited = other if compiles else f"the process that has locked {tmp_path}/.answering-x86_64.lock"
+    assert caplog.messages == [f"elman: still waiting for {waited}"]
 
 
 def test_auto_warns_once_says_why_and_goes_on(monkeypatch, caplog):

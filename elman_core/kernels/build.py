@@ -313,7 +313,9 @@ def locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
 
     def other() -> str:
         building = [path.name.rpartition("-")[2].partition("_") for path in folder.glob(f"{_BUILDING}{stem}-*")]
-        return f"process {building[0][0] if building else 'unknown'}, which compiles {stem} into {folder}"
+        if not building:
+            return f"the process that has locked {folder}/.{stem}.lock"
+        return f"process {building[0][0]}, which compiles {stem} into {folder}"
 
     try:
         with said_when_slow(other):
