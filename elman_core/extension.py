@@ -1,7 +1,7 @@
 """The names of the core for extensions, besides `elman_core` itself. Importing this module imports neither torch nor a plugin.
 
-An extension is a package with commands (entry points in the group `elman.commands`), loggers (`elman.loggers`) or sources of
-batches (`elman.sources`, see `Source`); see docs/how-to/extension.md. Each name is documented where it is defined.
+An extension is a package with commands (entry points in the group `elman.commands`), loggers (`elman.loggers`), sources of
+batches (`elman.sources`, see `Source`) and the like; see docs/how-to/extension.md. Each name is documented where it is defined.
 """
 
 # ruff: noqa: F401 (the names are imported when they are asked for)
@@ -24,30 +24,43 @@ if TYPE_CHECKING:
     from .generation.decoder import recorder_for
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
-    from .generation.step import batched_step
+    from .generation.step import batched_step, fingerprint
+    from .kernels.build import Extension as KernelExtension
+    from .kernels.build import beside, cache_dirs, emulated, local_arch, shipped, writable_cache
     from .kernels.build import build as build_kernel
     from .kernels.build import build_all as build_kernels
-    from .kernels.build import cache_dirs, local_arch
+    from .kernels.build import find as find_kernel
     from .kernels.causal_conv.op import Kernel as ConvolutionKernel
+    from .kernels.decode.op import MOST_CLASSES
     from .kernels.decode.op import Shared as DecodingKernels
     from .kernels.decode.portable import kept_scores, race
+    from .kernels.decode.spec import DTYPES as DECODED_DTYPES
     from .kernels.decode.spec import shared as decoding_problem
+    from .kernels.dense.native import TIMEOUT_NS, check_errors, error_word
     from .kernels.dispatch import SHORTEST, asking, builds, registered
+    from .kernels.family import Family
+    from .kernels.family import Row as FamilyRow
     from .kernels.launch import extension as launcher
+    from .kernels.launch import on as on_device
+    from .kernels.launch import opened
+    from .kernels.launch import stream as current_stream
+    from .kernels.launch import whole as contiguous
     from .kernels.matrix.problems import case as matrix_case
     from .kernels.matrix.problems import every_wide as matrix_wide
     from .kernels.program import CpuRecorder
+    from .kernels.program.tape import POINTWISE, SAME, Operation, Tape, memory
+    from .kernels.runtime import mode as kernel_mode
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc
-    from .kernels.verify import Report, Row, check_inputs, failures, read_record
+    from .kernels.verify import Report, Row, check_inputs, failures, limit_of, read_record
     from .kernels.verify import verify as verify_kernel
     from .kernels.verify_cache import save as save_stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.graph import HostCopy, Recorder, try_to_record
-    from .model.step_graph import GraphedStep
+    from .model.step_graph import GraphedStep, is_watched
     from .model.tokenizer import load_tokenizer, vocabulary_texts
-    from .nn import WrapperMixer, scaled_once
+    from .nn import MatrixMixer, WrapperMixer, scaled_once
     from .nn.layers import resolve_pattern
     from .registry import (
         CheckpointError,

@@ -1,11 +1,13 @@
 """Extensions: commands and loggers of other packages, found without an import; what is wrong with one is one line."""
 
+import functools
 import importlib
 import re
 import sys
 import tomllib
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from broken_plugins import pip
@@ -14,6 +16,7 @@ from train_helpers import losses, train_words
 
 from elman_core import extension
 from elman_core.cli import main
+from elman_core.generation import decoder
 from elman_core.registry import extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
@@ -117,6 +120,36 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
         assert says in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
     assert main(train_words(text, tmp_path / "c", "train.steps=1", "train.loggers=wandb", "train.loggers=")) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "ways", "says"),
+    [
+        (None, ("auto", "off"), None),
+        (
+            None,
+            ("on", "on", "off"),
+            "program 'whole' is not installed: pip install ./extensions/megakernel in a checkout",
+        ),
+        ("raise RuntimeError('first\\nsecond')", ("auto", "auto"), "is broken: RuntimeError: first second"),
+        ("raise RuntimeError", ("off",), None),
+    ],
+)
+def test_missing_and_broken_programs_end_no_text(source, ways, says, tmp_path, monkeypatch, caplog):
+    on_gpu, found = SimpleNamespace(device=SimpleNamespace(type="cuda")), {}
+    if source is not None:
+        leave(tmp_path, "programs", "whole", source)
+        monkeypatch.syspath_prepend(tmp_path)
+        points = extensions.extensions("programs")["whole"]
+        found = {"whole": [point for point in points if point.module == f"elman_whole_{tmp_path.name}"]}
+    for module in (extensions, decoder):
+        monkeypatch.setattr(module, "extensions", lambda _: found)
+    monkeypatch.setattr(decoder, "_programs", functools.cache(decoder._programs.__wrapped__))
+    for way in ways:
+        monkeypatch.setenv("ELMAN_WHOLE", way)
+        assert decoder.program_for(on_gpu, 10_000) is None
+    assert len(caplog.messages) == (says is not None)
+    assert (says or "") in caplog.text
 
 
 def test_the_known_extensions_are_those_of_this_repository():

@@ -34,7 +34,15 @@ def test_the_default_requirements_are_packages_of_this_repository() -> None:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     folders = {Path(line.removeprefix("-e ")).as_posix() for line in lines if line.startswith("-e ")}
     assert (
-        {".", "baselines", "csrc_common", "checkpoints", "extensions/authors", "extensions/bench"}
+        {
+            ".",
+            "baselines",
+            "csrc_common",
+            "checkpoints",
+            "extensions/authors",
+            "extensions/bench",
+            "extensions/megakernel",
+        }
         < folders
         <= set(PACKAGES)
     )

@@ -27,15 +27,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+from elman_megakernel import programs
+from elman_megakernel.native import Program, Run
+from elman_megakernel.source import COPIES
 from harness import Row, Setting
 from torch import Tensor
 
 from elman_core.generation import Sampling, decoder, generate_bytes, in_bursts, loop
-from elman_core.generation import whole as programs
 from elman_core.generation.prefill import prefill
 from elman_core.kernels.decode.portable import kept_scores, race
-from elman_core.kernels.whole.native import Program, Run
-from elman_core.kernels.whole.source import _COPIES
 from elman_core.model import LadderForCausalLM, LadderLM, step_graph
 from elman_core.nn import scaled_once
 from elman_core.registry import list_variants, parse_size
@@ -125,7 +125,7 @@ class Both:
                 waits_TV[t, byte] = 1.0  # nothing else can win
             given = room(program, len(text), waits_TV.to(program.device))
             run.draw(*given, temperature=1.0, top_k=0, top_p=1.0, penalty=1.0)
-            words = run.exchanged[: len(run.exchanged) // _COPIES][-program.source.classes :]
+            words = run.exchanged[: len(run.exchanged) // COPIES][-program.source.classes :]
             return words.to(torch.int32).view(torch.float32).double()
 
 

@@ -10,11 +10,14 @@ Shapes: B samples, V vocabulary, R places for results.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +29,11 @@ from elman_core.kernels.runtime import CPU_DTYPES
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import WARM, HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
-from elman_core.registry import DivergedError, State
+from elman_core.registry import ConfigError, DivergedError, PluginError, State
+from elman_core.registry.extensions import extensions, load_extension
 
 from .sampling import Noise, Sampling, choose, keys_of
 from .step import batched_step
-from .whole import Program, Run, by_name, program_for
 
 log = logging.getLogger("elman_core")
 
@@ -39,6 +42,20 @@ LAUNCHED = 32
 
 WORTH = 64
 """Recording a graph, or compiling what repeats a step on a CPU, pays from this number of bytes on."""
+
+
+class Run(Protocol):
+    """A text under way, whose state and last token its program keeps."""
+
+    def draw(self, shown_T: Tensor, waits_TV: Tensor | None, seen_V: Tensor, **sampling: Any) -> None:
+        """Feed the last token and draw T more into `shown_T`, on the current stream; -1 for logits that are not finite."""
+
+
+class Program(Protocol):
+    """Decodes several bytes of one sample in a launch, as an entry point in `elman.programs` makes it of a model."""
+
+    def begin(self, states: Sequence[State | None], token_B: Tensor) -> Run:
+        """A text that goes on from these states of the layers and this token."""
 
 
 class Decoder:
@@ -82,7 +99,7 @@ class Decoder:
             self._await()
             self._choose(logits_BV, 0)
             self.drawn = 1
-            self._run = None if program is None else Run(program, by_name(cache.states), self.next_B)
+            self._run = None if program is None else program.begin(cache.states, self.next_B)
             self._shown_T = torch.zeros(LAUNCHED, dtype=torch.long, device=device)
 
     def bytes(self, budget: int) -> Iterator[list[int]]:
@@ -229,6 +246,23 @@ def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorde
         return None
     fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
     return recorder_when_built(wait=budget is None) if fits and not step_graph.is_watched(model) else None
+
+
+@functools.cache
+def _programs(asked: bool) -> Callable[[LadderForCausalLM, int], Program | None]:
+    """What makes programs: an extension, if there is one; a line says that it is broken, or missing where it is asked for."""
+    try:
+        if asked or extensions("programs"):
+            return load_extension("programs", "whole")
+    except (ConfigError, PluginError) as error:  # steps write the text without it
+        log.warning("elman: models are decoded step by step, not by one launch: %s", error)
+    return lambda *_: None
+
+
+def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
+    """The program that an extension has for a model on a GPU and a text of so many bytes, unless ELMAN_WHOLE is "off"."""
+    way = os.environ.get("ELMAN_WHOLE", "auto")
+    return None if way == "off" or model.device.type == "cpu" else _programs(way == "on")(model, budget)
 
 
 def decode(

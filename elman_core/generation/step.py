@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,28 +61,17 @@ def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> 
         return None
 
 
-def fingerprint(model: LadderForCausalLM) -> Any:
-    """The bits of all weights, as a write to `.data` leaves no other trace, and what modules say of themselves, such as which
-    adapters are on."""
+def _sums(tensors: Sequence[Tensor]) -> list[int]:
+    return [zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data) for x in tensors]
+
+
+def fingerprint(model: LadderForCausalLM, sums: Callable[[Sequence[Tensor]], list[int]] = _sums) -> Any:
+    """The `sums` of the bits of all weights, as a write to `.data` leaves no other trace, and what modules say of themselves,
+    such as which adapters are on."""
     weights = [x.detach() for x in (*model.parameters(), *model.buffers())]
-    sums = _weighed(weights) if model.device.type != "cpu" else [zlib.crc32(_bits(x).numpy().data) for x in weights]
     said = [{name: x for name, x in vars(m).items() if name not in _OF_USE} for m in model.modules()]
-    known = [(x.data_ptr(), x.dtype, found) for x, found in zip(weights, sums, strict=True)]
+    known = [(x.data_ptr(), x.dtype, found) for x, found in zip(weights, sums(weights), strict=True)]
     return known, json.dumps(said, default=lambda x: str(type(x)), skipkeys=True)
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.reshape(-1).view(torch.uint8)
-
-
-def _weighed(tensors: Sequence[Tensor]) -> list[int]:
-    """A sum of the bits of each tensor, weighed by their places, where they are: to copy a model of 80 MB from a GPU and sum it
-    up there takes a tenth of a second."""
-    sums = []
-    for x in tensors:
-        places = torch.arange(x.nbytes, device=x.device) * 0x9E3779B1 % 0xFFFFFFFB
-        sums.append((_bits(x) * places).sum())
-    return [int(each) for each in sums]  # which may be on several devices
 
 
 def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tuple[Recorded, list[list[str]]]:

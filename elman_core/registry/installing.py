@@ -13,7 +13,7 @@ from pathlib import Path
 SOURCE = ""
 """Where they come from: "" for a checkout, "git+https://…" for the repository, "index" for the package index."""
 
-KINDS = ("commands", "executors", "loggers", "sources")
+KINDS = ("commands", "executors", "loggers", "programs", "sources")
 KNOWN = Path(__file__).parent / "extensions.toml"
 FOLDERS = {"core": ".", "csrc": "./csrc_common", "baselines": "./baselines"}
 SHIPPED = "-r requirements.txt"
@@ -33,7 +33,7 @@ def how_to_install(*requirements: str, mark: str = "") -> str:
 
 @functools.cache
 def known(kind: str) -> dict[str, str]:
-    """The distributions of well-known extensions of a kind ("commands", "executors", "loggers", "sources"), by name."""
+    """The distributions of well-known extensions of one of the `KINDS`, by name."""
     return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 

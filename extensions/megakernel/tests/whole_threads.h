@@ -1,4 +1,4 @@
-// For test_kernels_whole_threads.py, which puts it in the place of elman/whole.cuh: the functions that a program calls, for one
+// For test_megakernel_threads.py, which puts it in the place of elman/whole.cuh: the functions that a program calls, for one
 // thread after another. They compute nothing, and note which thread of which block reads and writes which number between two
 // barriers.
 #pragma once

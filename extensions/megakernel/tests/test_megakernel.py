@@ -9,11 +9,11 @@ import pytest
 import torch
 from decoding_helpers import ladder
 from elman_authors.testing.kernel import need_host_compiler
+from elman_megakernel import native, programs
+from elman_megakernel.native import Run
 
-from elman_core.generation import Sampling, decoder, generate_bytes, loop, step, whole
+from elman_core.generation import Sampling, decoder, generate_bytes, loop
 from elman_core.kernels import build, launch
-from elman_core.kernels.whole import native
-from elman_core.kernels.whole.native import Run
 from elman_core.model import LadderLM
 from elman_core.registry import KernelError, list_variants
 from elman_core.registry.errors import KernelTimeoutError
@@ -43,11 +43,11 @@ def exact_of(model):
 
 def follows(model, steps=7):
     """({state: relative error}, bytes by the program, bytes by the model in float64) after a prompt."""
-    made, exact = whole.made(model, **SMALL), exact_of(model)
+    made, exact = programs.made(model, **SMALL), exact_of(model)
     assert made is not None
     with torch.inference_mode():
         cache = exact(torch.tensor([list(PROMPT)]), use_cache=True).past_key_values
-        states = whole.by_name([{n: x.float() for n, x in state.items()} for state in cache.states])
+        states = programs.by_name([{n: x.float() for n, x in state.items()} for state in cache.states])
         run, shown = Run(made, states, torch.tensor([3])), torch.zeros(steps, dtype=torch.long)
         for part in shown.split((3, steps - 3)):
             run.draw(part, None, torch.zeros(256, dtype=torch.bool), temperature=0.0, top_k=0, top_p=1.0, penalty=1.0)
@@ -57,7 +57,7 @@ def follows(model, steps=7):
             wanted.append(int(out.logits[0, -1].argmax()))
         run.save(states)
     errors = {
-        key: float((states[key].double() - x).norm() / x.norm()) for key, x in whole.by_name(cache.states).items()
+        key: float((states[key].double() - x).norm() / x.norm()) for key, x in programs.by_name(cache.states).items()
     }
     return errors, shown.tolist(), wanted[1:]
 
@@ -100,6 +100,10 @@ def test_nothing_depends_on_which_block_or_warp_is_first(variant, order, monkeyp
     assert_follows(model_of(variant))
 
 
+def test_the_decoder_finds_what_makes_programs():
+    assert decoder._programs(False) is programs.program_for
+
+
 def test_vectors_are_repeated():
     assert_follows(ladder("e2", dim=64, options={"share_wx": True}))
 
@@ -118,33 +122,33 @@ def test_the_loop_writes_the_same_bytes_with_a_program(monkeypatch):
     )
     plain = [[row[0] for row in generate_bytes(model, PROMPT, how=how, **given)] for how in ways]
     monkeypatch.setattr(decoder, "recorder_for", lambda *_: SimpleNamespace(burst=1))
-    monkeypatch.setattr(decoder, "program_for", lambda model, _: whole.made(model, blocks=2))
+    monkeypatch.setattr(decoder, "program_for", lambda model, _: programs.made(model, blocks=2))
     monkeypatch.setattr(loop, "least_rows", lambda _: 1)
     for how, text in zip(ways, plain, strict=True):
         assert [row[0] for row in generate_bytes(model, PROMPT, how=how, **given)] == text, how
     stopped = [row[0] for row in generate_bytes(model, PROMPT, stop={text[40]}, **given)]
     assert stopped == text[: text.index(text[40])]
-    made = whole._known[model][1]
+    made = programs._known[model][1]
     assert made is not None
-    assert whole.made(model, blocks=2) is made
+    assert programs.made(model, blocks=2) is made
     model.model.norm.weight.data.mul_(1.5)
-    other = whole.made(model, blocks=2)
+    other = programs.made(model, blocks=2)
     assert other is not made, "of other weights"
     model.model.norm.adapted = False  # as adapters say that they are off
-    assert whole.made(model, blocks=2) is not other
+    assert programs.made(model, blocks=2) is not other
 
 
 def test_a_program_is_made_whatever_the_default_device_is():
     model = model_of("e42")
     with torch.device("meta"):
-        assert whole.made(model, blocks=2) is not None
+        assert programs.made(model, blocks=2) is not None
 
 
 def test_the_sum_of_weights_on_a_gpu_sees_a_changed_bit_and_swapped_rows():
     x, swapped, changed = (torch.arange(600.0).view(30, 20).bfloat16() for _ in range(3))
     swapped[[0, 7]] = swapped[[7, 0]]
     changed[3, 4] += 1
-    one, *others = step._weighed([x, swapped, changed, x.clone()])
+    one, *others = programs.weighed([x, swapped, changed, x.clone()])
     assert [each == one for each in others] == [False, False, True]
 
 
@@ -156,81 +160,82 @@ def test_a_model_with_something_unknown_says_what(caplog, monkeypatch):
     )
     with caplog.at_level(logging.WARNING):
         for model in (grows, odd):
-            assert whole.made(model, **SMALL) is whole.made(model, **SMALL) is None
+            assert programs.made(model, **SMALL) is programs.made(model, **SMALL) is None
     said = "elman: this model is decoded step by step, not by one launch: it has "
     assert [r.message for r in caplog.records] == [said + "a state that grows", said + "aten::cumsum"]
 
 
 def test_a_fault_of_the_writer_ends_no_text(caplog, monkeypatch):
-    monkeypatch.setattr(whole, "write", Mock(side_effect=ValueError("a fault")))
-    assert whole.made(ladder("e42"), **SMALL) is None
+    monkeypatch.setattr(programs, "write", Mock(side_effect=ValueError("a fault")))
+    assert programs.made(ladder("e42"), **SMALL) is None
     assert "its program cannot be written (ValueError: a fault): report it" in caplog.text
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     with pytest.raises(KernelError, match="a fault"):
-        whole.made(ladder("e42"), **SMALL)
+        programs.made(ladder("e42"), **SMALL)
 
 
 @pytest.mark.parametrize("variant", ["e88", "gdn", "mamba2", "mamba3", "rwkv7", "slstm"])
 def test_what_is_as_large_as_a_state_takes_no_memory(variant, monkeypatch):
     fits = []
-    monkeypatch.setattr(whole, "Program", lambda source, *_: fits.append(source.floats))
-    monkeypatch.setattr(whole, "_check", lambda *_: None)
-    whole.made(model_of(variant, dim=512))
+    monkeypatch.setattr(programs, "Program", lambda source, *_: fits.append(source.floats))
+    monkeypatch.setattr(programs, "_check", lambda *_: None)
+    programs.made(model_of(variant, dim=512))
     assert len(fits) == 1
 
 
 def test_a_program_is_compiled_beside_the_first_text(tmp_path, monkeypatch):
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
     build.build(launch.extension(), build.local_arch(launch.extension()))  # as whatever else runs on a GPU needs it
-    model, go, real = ladder("e42"), threading.Event(), build.build
-    write = Mock(side_effect=whole.write)
-    monkeypatch.setattr(whole, "write", write)
-    monkeypatch.setattr(build, "build", lambda *given: go.wait(60) and real(*given))
-    assert whole.made(model, wait=False) is whole.made(model, wait=False) is None
+    model, go, real = ladder("e42"), threading.Event(), native.build_kernel
+    write = Mock(side_effect=programs.write)
+    monkeypatch.setattr(programs, "write", write)
+    monkeypatch.setattr(native, "build_kernel", lambda *given: go.wait(60) and real(*given))
+    assert programs.made(model, wait=False) is programs.made(model, wait=False) is None
     assert write.call_count == 1, "recorded again while it is compiled"
     go.set()
     for thread in native._compiling.values():
         thread.join()
-    made = whole.made(model, wait=False, blocks=2)
+    made = programs.made(model, wait=False, blocks=2)
     assert made is not None
-    assert made is whole.made(model, wait=False)
+    assert made is programs.made(model, wait=False)
 
 
 def test_what_cannot_be_compiled_beside_a_text_is_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "build", Mock(side_effect=KernelError("no compiler here")))
+    for module, name in ((native, "build_kernel"), (build, "build")):
+        monkeypatch.setattr(module, name, Mock(side_effect=KernelError("no compiler here")))
     model = ladder("e42")
     for _ in range(3):
-        assert whole.made(model, wait=False, blocks=2) is None
+        assert programs.made(model, wait=False, blocks=2) is None
         for thread in native._compiling.values():
             thread.join()
     assert caplog.messages == ["elman: this model is decoded step by step, not by one launch: no compiler here"]
 
 
 def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
-    monkeypatch.setattr(whole, "made", lambda _, wait: wait)
+    monkeypatch.setattr(programs, "made", lambda _, wait: wait)
 
     def asked(variant, budget, depth=1):
         model = LadderLM(variant, dim=64, depth=depth)
         on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
         body = SimpleNamespace(embed_tokens=SimpleNamespace(weight=on_gpu), layers=model.model.layers)
-        return whole.program_for(
+        return programs.program_for(
             SimpleNamespace(model=body, config=model.config, modules=model.modules, parameters=model.parameters), budget
         )
 
-    assert [asked("e88", whole.PAYS - n) for n in (0, 1)] == [False, None]
+    assert [asked("e88", programs.PAYS - n) for n in (0, 1)] == [False, None]
     for variant, share in (("e42", 2), ("e88", 1)):  # layers, and half of that for a matrix state
         weights = sum(p.nbytes for p in LadderLM(variant, dim=64, depth=2).parameters())
         for most, wanted in ((weights // share + 2, False), (weights // share, None)):
             with monkeypatch.context() as patched:
-                patched.setattr(whole, "HEAVY", most)
-                assert asked(variant, whole.PAYS, 2) is wanted
+                patched.setattr(programs, "HEAVY", most)
+                assert asked(variant, programs.PAYS, 2) is wanted
     monkeypatch.setenv("ELMAN_KERNELS", "require")
-    assert asked("e88", whole.PAYS) is True
+    assert asked("e88", programs.PAYS) is True
     monkeypatch.setenv("ELMAN_WHOLE", "off")
-    assert asked("e88", whole.PAYS) is None
+    assert asked("e88", programs.PAYS) is None
     monkeypatch.setenv("ELMAN_WHOLE", "on")
-    monkeypatch.setattr(whole, "HEAVY", 0)
+    monkeypatch.setattr(programs, "HEAVY", 0)
     assert asked("e88", 64) is True
 
 
@@ -244,28 +249,28 @@ def test_a_gpu_writes_the_text_of_the_recorded_steps(variant, how, monkeypatch):
     model = model_of(variant, dim=256).cuda()
     given = {"max_new_bytes": 1100, "how": how, "seed": 3}
     text = list(generate_bytes(model, PROMPT, **given))
-    assert whole._known[model][1] is not None
+    assert programs._known[model][1] is not None
     monkeypatch.setattr(decoder, "program_for", lambda *_: None)
     assert text == list(generate_bytes(model, PROMPT, **given))
 
 
 def test_a_program_that_computes_something_else_is_refused(monkeypatch):
-    real = whole.write
+    real = programs.write
 
     def wrong(*given, **how):
         source = real(*given, **how)
         source.constants[0] = source.constants[0] * 1.0001
         return source
 
-    monkeypatch.setattr(whole, "write", wrong)
+    monkeypatch.setattr(programs, "write", wrong)
     monkeypatch.setenv("ELMAN_KERNELS", "require")
     with pytest.raises(KernelError, match="the program of this model"):
-        whole.made(model_of("e42"), **SMALL)
+        programs.made(model_of("e42"), **SMALL)
 
 
 def test_a_wait_in_vain_ends_and_is_told(monkeypatch):
     model = ladder("e42")
-    made = whole.made(model, blocks=3)
+    made = programs.made(model, blocks=3)
     monkeypatch.setitem(made.fixed, "timeout_ns", 1)
     monkeypatch.setattr(decoder, "recorder_for", lambda *_: SimpleNamespace(burst=1))
     monkeypatch.setattr(decoder, "program_for", lambda *_: made)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from elman_authors.testing.kernel import need_host_compiler
-from test_generation_whole import FOURS, layers_of
+from elman_megakernel import programs
+from test_megakernel import FOURS, layers_of
 
-from elman_core.generation import whole
 from elman_core.kernels.toolchain import find_host_compiler
 
 MAIN = """
@@ -23,11 +23,11 @@ def listed(tmp_path, monkeypatch):
     """Gives a function of a model: what lists the accesses of its program."""
     need_host_compiler()
     found = []
-    monkeypatch.setattr(whole, "Program", lambda source, *_: found.append(source))
-    monkeypatch.setattr(whole, "_check", lambda *_: None)
+    monkeypatch.setattr(programs, "Program", lambda source, *_: found.append(source))
+    monkeypatch.setattr(programs, "_check", lambda *_: None)
 
     def compiled(model, **limits):
-        whole.made(model, **limits)
+        programs.made(model, **limits)
         source = found.pop()
         constants = sum(x.numel() for x in source.constants)
         main = MAIN.format(blocks=min(3, source.blocks), constants=constants, floats=source.floats)

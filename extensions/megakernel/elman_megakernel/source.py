@@ -26,7 +26,7 @@ _WARPS, _PIECE, _SCRATCH, _PART = 15, 3072, 4096, 24  # at least those of whole.
 _THREADS = 32 * _WARPS
 _RING = 32 << 10, 128 << 10  # bytes for weights, at least and at most: what is left of the memory caches constants
 _LOADS = 10  # of results, that a thread has on their way
-_COPIES = 8  # of each word of the exchange, so that not all blocks ask for the same few lines
+COPIES = 8  # of each word of the exchange, so that not all blocks ask for the same few lines
 
 
 @dataclass(frozen=True)
@@ -487,7 +487,7 @@ class _Writer:
         sizes = {
             "classes": self.logits.count, "jobs": len(self.jobs), "phases": len(self.phases), "ring": ring,
             "floats": floats, "small": self.small, "words": self.words, "inside": int(inside), "logits": filled(logits),
-            "vectors": max(int(job[4]) for job in self.jobs), "copies": _COPIES, "shared": shared,
+            "vectors": max(int(job[4]) for job in self.jobs), "copies": COPIES, "shared": shared,
             "gathers": min(loads, _LOADS),
         }  # fmt: skip
         head = "template <class B>\n  static __device__ __forceinline__"
@@ -516,7 +516,7 @@ class _Writer:
         if len(most_rows) < 2 or not most_rows[-2]:
             raise UnknownError("a single product with weights")
         return Source(
-            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, _COPIES * self.words,
+            "\n".join(text), self.constants, self.embedding, self.weights, states, self.floats, own, COPIES * self.words,
             self.logits.count, most_rows[-2],
         )  # fmt: skip
 

@@ -4,10 +4,9 @@ import functools
 
 import pytest
 import torch
-
-from elman_core.kernels.whole.nodes import Node, pointwise, values
-from elman_core.kernels.whole.rows import OPERANDS
-from elman_core.kernels.whole.source import _AcrossError, _Writer
+from elman_megakernel.nodes import Node, pointwise, values
+from elman_megakernel.rows import OPERANDS
+from elman_megakernel.source import _AcrossError, _Writer
 
 SHAPE = (1, 8)
 GIVEN = Node(SHAPE, leaf=torch.ones(SHAPE))
