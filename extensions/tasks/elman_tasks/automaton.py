@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from .draws import Draws, unit
 
+CELLS = 2**20
+"""Most states times symbols of a table, which takes a second."""
 SAMPLES = 400
 """Sampled words behind each figure of `window_accuracy`."""
 
@@ -44,10 +46,12 @@ class Automaton:
         return len(self.symbols) + len(self.answers)
 
     def tables(self) -> Tables:
-        """All states that words reach, found breadth first. Raises `ValueError` if words cannot go on from one."""
+        """All states that words reach, found breadth first. Raises `ValueError` if words cannot go on from one, or if there are too many."""
         numbers: dict[Hashable, int] = {self.start: 0}
         states, following, weights = [self.start], [], []
         for state in states:  # grows
+            if len(states) * len(self.symbols) > CELLS:
+                raise ValueError(f"its automaton has more than {CELLS // len(self.symbols):,} states")
             after = [self.step(state, symbol) for symbol in range(len(self.symbols))]
             for new in after:
                 if new is not None and numbers.setdefault(new, len(states)) == len(states):

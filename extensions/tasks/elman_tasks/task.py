@@ -26,7 +26,7 @@ TRAINING, EXAMPLES, TESTING, HELD_OUT, LOOKING = range(5)
 """Streams of random numbers: test sequences are never training sequences."""
 WINDOWS = (1, 2, 4, 8, 16, 32)
 LONGEST = 2**20
-"""Most inputs of a sequence."""
+"""Most inputs of a sequence, and the largest value of an option."""
 TRIED = 64
 """Sequences of each length that are drawn to see whether a task can have them, or fewer of long ones."""
 
@@ -229,11 +229,12 @@ def find(spec: str) -> Task:
                 if not 0 < fields["until"] <= 1:
                     raise ValueError
             else:
-                (options if key in own else fields)[key] = int(value)
+                (options if key in own else fields)[key] = number = int(value)
+                if not 0 <= number <= LONGEST:
+                    raise ValueError
         except ValueError:
-            raise ConfigError(
-                f"task {name}: {key} takes {'a number from 0 to 1' if key == 'until' else 'whole numbers'}, not {value!r}"
-            ) from None
+            takes = "a number from 0 to 1" if key == "until" else f"whole numbers from 0 to {LONGEST:,}"
+            raise ConfigError(f"task {name}: {key} takes {takes}, not {value!r}") from None
     made = dataclasses.replace(chosen, name=spec, options=tuple(sorted(options.items())), **fields)
     shortest, longest = made.train
     if (

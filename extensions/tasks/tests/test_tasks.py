@@ -226,6 +226,10 @@ def test_a_wrong_spec_is_one_line_that_says_what_is_right():
         ("flag_hold:gap=0", "no sequences with these options"),
         ("in_context_recall:noise=20", "no sequences with these options"),
         ("fuzzy_recall:vocabulary=4", "no sequences with these options"),
+        ("cycle_navigation:places=-3", "places takes whole numbers from 0 to 1,048,576, not '-3'"),
+        ("cycle_navigation:places=1000000000", "places takes whole numbers from 0 to 1,048,576"),
+        ("dyck2:depth=30", "its automaton has more than 262,144 states"),
+        ("keyed_automata:states=100000", "its automaton has more than 149,796 states"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             find(spec)
