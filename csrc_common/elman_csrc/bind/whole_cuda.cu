@@ -1,5 +1,5 @@
 // A model's program as a module. Compiled with
-//   -DELMAN_DTYPE=code of the weights (dtype.h)  -DELMAN_CELL_HEADER="path/of/program.h", written by elman_core/kernels/whole
+//   -DELMAN_DTYPE=code of the weights (dtype.h)  -DELMAN_CELL_HEADER="path/of/program.h", written by elman-megakernel
 // The interface is that of whole_call.h.
 #include <elman/whole.cuh>
 #include <elman/whole_call.h>

@@ -1,5 +1,5 @@
 // The functions of a program: a whole model decodes several tokens in one launch. The program itself, `P`, is written for each
-// model from a recorded step (elman_core/kernels/whole).
+// model from a recorded step (extensions/megakernel).
 //
 // All blocks are resident and run the same program. Every block computes small things by itself, so all blocks hold bitwise
 // equal values. Products with weights are shared by rows and large states by columns. There are no barriers between blocks: a
