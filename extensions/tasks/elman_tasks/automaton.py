@@ -46,7 +46,7 @@ class Automaton:
         return len(self.symbols) + len(self.answers)
 
     def tables(self) -> Tables:
-        """All states that words reach, found breadth first. Raises `ValueError` if words cannot go on from one, or if there are too many."""
+        """All states that words reach, found breadth first. Raises `ValueError` if words end early, or for too many states."""
         numbers: dict[Hashable, int] = {self.start: 0}
         states, following, weights = [self.start], [], []
         for state in states:  # grows
