@@ -4,8 +4,6 @@ An extension is a package with commands (entry points in the group `elman.comman
 batches (`elman.sources`, see `Source`) and the like; see docs/how-to/extension.md. Each name is documented where it is defined.
 """
 
-# ruff: noqa: F401 (the names are imported when they are asked for)
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
-    from .generation.decoder import recorder_for
+    from .generation.decoder import Program, Run, recorder_for
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
     from .generation.step import batched_step, fingerprint
@@ -114,7 +112,28 @@ if TYPE_CHECKING:
     from .training.start import start
     from .training.text import open_text
 
-__all__, _get = when_asked(__name__)
+__all__ = [
+    "DECODED_DTYPES", "DTYPES", "METRICS", "MOST_CLASSES", "PACKED_FORMAT", "PACKED_HEADER", "POINTWISE", "RESUMABLE", "SAME",
+    "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError", "ConfigError",
+    "ConvolutionKernel", "CpuRecorder", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow",
+    "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer",
+    "Metrics", "Operation", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row",
+    "Run", "Sampling", "Settings", "Source", "Storage", "StorageError", "Tape", "TrainSettings", "WrapperMixer", "appending",
+    "apply_sets", "asking", "backends", "batched_step", "beside", "build_kernel", "build_kernels", "build_model", "builds",
+    "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict", "contiguous", "count",
+    "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors", "failures",
+    "find_host_compiler", "find_kernel", "find_nvcc", "fingerprint", "folders", "free_folder", "from_dict", "hash_u64",
+    "how_to_install", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows",
+    "limit_of", "load_extension", "load_tokenizer", "load_writer", "local_arch", "log_line", "matrix_case", "matrix_wide",
+    "memory", "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock", "open_regular", "open_text", "opened",
+    "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print",
+    "printable", "progress", "protocol_hash", "put", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics",
+    "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
+    "resolve_settings", "save_stamp", "scaled_once", "shipped", "standard_library_corpus", "start", "steps_for_tokens",
+    "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_texts", "wrapped",
+    "writable_cache", "write_folder", "write_json", "write_text",
+]  # fmt: skip
+_, _get = when_asked(__name__)
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
     __getattr__ = _get

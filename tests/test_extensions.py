@@ -14,9 +14,10 @@ from broken_plugins import pip
 from elman_authors.checks import Plugin
 from train_helpers import losses, train_words
 
-from elman_core import extension
+from elman_core import extension, kernels
 from elman_core.cli import main
 from elman_core.generation import decoder
+from elman_core.imports import when_asked
 from elman_core.registry import extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
@@ -59,6 +60,7 @@ def test_the_extension_of_the_documentation_adds_a_command_and_a_logger(text, tm
     [
         ("commands", "raise RuntimeError('first\\nsecond')", ">=0.1", "is broken: RuntimeError: first second"),
         ("commands", "x = 1", ">=9", "needs elman-core>=9: pip install . in a checkout of elman"),
+        ("commands", "x = 1", ">=0.1", "is broken: TypeError: its entry point names a module, which cannot be called"),
         ("loggers", "raise SystemExit(3)", ">=0.1", "is broken: SystemExit: 3"),
         ("loggers", "x = 1", ">=0.1", "it implements no hook"),
         ("loggers", "from elman_core import hookimpl\n@hookimpl\ndef elman_step_ed(run): ...", ">=0.1", "Did you mean"),
@@ -132,11 +134,12 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
             "program 'whole' is not installed: pip install ./extensions/megakernel in a checkout",
         ),
         ("raise RuntimeError('first\\nsecond')", ("auto", "auto"), "is broken: RuntimeError: first second"),
+        ("x = 1", ("auto",), "is broken: TypeError: its entry point names a module, which cannot be called"),
         ("raise RuntimeError", ("off",), None),
     ],
 )
 def test_missing_and_broken_programs_end_no_text(source, ways, says, tmp_path, monkeypatch, caplog):
-    on_gpu, found = SimpleNamespace(device=SimpleNamespace(type="cuda")), {}
+    on_gpu, found = SimpleNamespace(device=SimpleNamespace(type="cuda")), {"other": []}
     if source is not None:
         leave(tmp_path, "programs", "whole", source)
         monkeypatch.syspath_prepend(tmp_path)
@@ -160,8 +163,10 @@ def test_the_known_extensions_are_those_of_this_repository():
         assert extensions.known(kind) == named
 
 
-def test_every_name_for_extensions_is_there():
-    assert [name for name in extension.__all__ if getattr(extension, name, None) is None] == []
+@pytest.mark.parametrize("module", [extension, kernels])
+def test_every_public_name_is_there(module):
+    assert {*when_asked(module.__name__)[0]} <= {*module.__all__}
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
 
 
 def test_the_old_place_of_the_contract_names_the_new_one() -> None:

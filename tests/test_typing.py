@@ -7,6 +7,8 @@ from pathlib import Path
 from elman_core.model import LadderConfig, lm
 
 SCRIPT = """
+from elman_core.extension import ConfigError, Program
+from elman_core.kernels import MatrixKernel
 from elman_core import LadderForCausalLM, LadderLM, Variant, byte_tokenizer, find_checkpoint
 model = LadderLM("e42", dim=128, depth=2, options={"use_conv": True})
 models: list[LadderForCausalLM] = [
@@ -30,6 +32,7 @@ WRONG = {
 }
 SETTINGS = """
 [mypy]
+implicit_reexport = False
 [mypy-torch.*,transformers.*,huggingface_hub.*,safetensors.*,tokenizers.*,numpy.*,pluggy.*,packaging.*]
 follow_imports = skip
 ignore_missing_imports = True

@@ -107,7 +107,10 @@ def test_documents_begin_where_alpha_is_zero() -> None:
     dt, log, share, turn = drawn(B, T, H).exp(), -drawn(B, T, H).exp() / 9, drawn(B, T, H).sigmoid(), drawn(B, T, H, R)
     starts_BT = torch.zeros(B, T, dtype=torch.bool)
     starts_BT[0, [0, 5, 6, 22]] = starts_BT[1, 13] = True
+    turn.requires_grad_()
     wanted = op.scan(keys, biases, x_BTHP, (dt, log, share), turn, None, None, starts_BT)
     y, end = op.scan(keys, biases, x_BTHP, (dt, log.masked_fill(starts_BT[..., None], GONE), share), turn, None)
     for a, b in zip((y, *op.from_last_start(end, turn, starts_BT)), (wanted[0], *wanted[1]), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        gradients = (torch.autograd.grad(x.square().sum(), turn, retain_graph=True)[0] for x in (a, b))
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-10)

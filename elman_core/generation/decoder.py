@@ -252,7 +252,7 @@ def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorde
 def _programs(asked: bool) -> Callable[[LadderForCausalLM, int], Program | None]:
     """What makes programs: an extension, if there is one; a line says that it is broken, or missing where it is asked for."""
     try:
-        if asked or extensions("programs"):
+        if asked or "whole" in extensions("programs"):
             return load_extension("programs", "whole")
     except (ConfigError, PluginError) as error:  # steps write the text without it
         log.warning("elman: models are decoded step by step, not by one launch: %s", error)

@@ -4,8 +4,6 @@ Environment variables: `ELMAN_KERNELS` (auto, off, require), `ELMAN_CACHE` (fold
 `ELMAN_VERIFY` (skip). Importing this package does not import torch, nor does building.
 """
 
-# ruff: noqa: F401 (the names are imported when they are asked for)
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -30,5 +28,11 @@ if TYPE_CHECKING:
     from .verify import Report
     from .verify_cache import Stamp, ensure_verified, stamp, used
 
-_names, __getattr__ = when_asked(__name__)
-__all__ = ["KernelError", "KernelUnavailableError", *_names]
+__all__ = [
+    "Case", "Compiled", "DenseKernel", "ElementwiseKernel", "Extension", "GatesKernel", "KernelError", "KernelSpec",
+    "KernelUnavailableError", "Maps", "MatrixKernel", "Report", "RowsKernel", "Stamp", "check_errors", "choose",
+    "compute_dtype", "document_starts", "emulated", "ensure_verified", "error_word", "first_steps", "in_words", "load",
+    "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp", "together", "transformed", "used",
+]  # fmt: skip
+
+_, __getattr__ = when_asked(__name__)

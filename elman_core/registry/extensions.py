@@ -32,11 +32,16 @@ def packages() -> dict[str, metadata.Distribution]:
     return {point.module.partition(".")[0]: point.dist for point in points if point.dist is not None}
 
 
-def load_extension(kind: str, name: str, check: Callable[[Any], None] = lambda _: None) -> Any:
+def _need_callable(made: Any) -> None:
+    if not callable(made):
+        raise TypeError(f"its entry point names a {type(made).__name__}, which cannot be called")
+
+
+def load_extension(kind: str, name: str, check: Callable[[Any], None] = _need_callable) -> Any:
     """Import the object behind an entry point.
 
     Args:
-        check: raises if the object is not what the kind asks for.
+        check: raises if the object is not what the kind asks for; usually, something to call.
 
     Raises:
         ConfigError: there is none of this name; says what to install if that is known.

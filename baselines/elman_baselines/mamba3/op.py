@@ -139,7 +139,7 @@ def from_last_start(end: State, turn_BTHR: Tensor, starts_BT: Tensor) -> State:
     heads, keys = s_BHNP.shape[1:3]
     steps = torch.arange(starts_BT.shape[1], device=starts_BT.device)
     before_BT = steps < (steps * starts_BT).amax(1, keepdim=True)
-    angle_B1HR = wrapped((turn_BTHR.detach() * before_BT[..., None, None]).sum(1, keepdim=True))
+    angle_B1HR = wrapped((turn_BTHR * before_BT[..., None, None]).sum(1, keepdim=True))
     k_B1C, v_B1C = shift_B1C.split([heads * keys, shift_B1C.shape[2] - heads * keys], -1)
     k_B1HN = turned(k_B1C.unflatten(-1, (heads, keys)), -angle_B1HR)
     s_BHPN = turned(s_BHNP.mT, -angle_B1HR.transpose(1, 2))
