@@ -208,7 +208,8 @@ def _number(file: IO[bytes], unit: Unit, i: int) -> str:
 def _parquet(unit: Unit) -> Iterator[Document]:
     (name,) = unit.paths
     with _reading(name):
-        yield from _library("pyarrow.parquet", "parquet").ParquetFile(name).read_row_group(unit.first).to_pylist()
+        file = _library("pyarrow.parquet", "parquet").ParquetFile(name, page_checksum_verification=True)
+        yield from file.read_row_group(unit.first).to_pylist()
 
 
 def _arrow(unit: Unit) -> Iterator[Document]:

@@ -185,6 +185,17 @@ def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, capsys):
     assert "exists: nothing is overwritten" in capsys.readouterr().err
 
 
+def test_a_byte_that_changed_in_a_parquet_with_checksums_is_said(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table, path = __import__("pyarrow").table({"text": TEXTS}), tmp_path / "a.parquet"
+    parquet.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    stored = bytearray(path.read_bytes())
+    stored[stored.index(TEXTS[300].encode())] ^= 1
+    path.write_bytes(stored)
+    assert main(["data", "pack", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "checksum verification failed" in capsys.readouterr().err
+
+
 def test_a_zst_file_is_read_to_its_end_and_one_that_is_cut_short_is_said(tmp_path, capsys):
     compress = pytest.importorskip("zstandard").ZstdCompressor().compress
     texts = [f"{i} " + "".join(map(chr, np.random.default_rng(i).integers(97, 123, 999))) for i in range(300)]

@@ -118,7 +118,12 @@ class Completion(_Answer):
     @staticmethod
     def _logprobs(part: Part) -> dict[str, Any]:
         names = [_name(part.texts[score.token]) for score in part.scores]
-        tops = [{_name(part.texts[token]): value for token, value in score.top} or None for score in part.scores]
+        tops = [  # as OpenAI's, with what was drawn
+            {_name(part.texts[token]): value for token, value in (*score.top, (score.token, score.logprob))}
+            if score.top
+            else None
+            for score in part.scores
+        ]
         logprobs = [score.logprob for score in part.scores]
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": part.starts}
 

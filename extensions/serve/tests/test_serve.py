@@ -280,6 +280,10 @@ def test_the_openai_client_gets_texts_streams_scores_and_usage(served):
     assert scored.text == "abc" + whole.choices[0].text
     got = scored.logprobs
     assert len(got.tokens) == len(got.top_logprobs) == len(alone) + 3
+    assert got.top_logprobs[0] is None
+    for token, value, top in list(zip(got.tokens, got.token_logprobs, got.top_logprobs, strict=True))[1:]:
+        assert top[token] == value  # of what was drawn, beside the two best
+        assert 2 <= len(top) <= 3
     tokens = torch.tensor([list(b"abc" + alone)])
     with torch.no_grad():
         expected = served.model(tokens).logits[0].log_softmax(-1)[:-1].gather(1, tokens[0, 1:, None])[:, 0]
