@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep, is_watched
-    from .model.tokenizer import load_tokenizer, vocabulary_texts
+    from .model.tokenizer import load_tokenizer, vocabulary_size, vocabulary_texts
     from .nn import MatrixMixer, WrapperMixer, scaled_once
     from .nn.layers import resolve_pattern
     from .registry import (
@@ -130,10 +130,9 @@ __all__ = [
     "printable", "progress", "protocol_hash", "put", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics",
     "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
     "resolve_settings", "save_stamp", "scaled_once", "shipped", "standard_library_corpus", "start", "steps_for_tokens",
-    "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_texts", "wrapped",
-    "writable_cache", "write_folder", "write_json", "write_text",
+    "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_size",
+    "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
 ]  # fmt: skip
-_, _get = when_asked(__name__)
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
-    __getattr__ = _get
+    __getattr__ = when_asked(__name__)

@@ -25,17 +25,21 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def when_asked(module: str) -> tuple[list[str], Callable[[str], Any]]:
-    """The names that a module imports under `if TYPE_CHECKING`, and a `__getattr__` that imports each when it is asked for."""
-    this = sys.modules[module]
-    ifs = [n for n in ast.parse(inspect.getsource(this)).body if isinstance(n, ast.If)]
+def homes_of(module: str) -> dict[str, tuple[str, str]]:
+    """The names that a module imports under `if TYPE_CHECKING`: the module of each, and its name there."""
+    ifs = [n for n in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(n, ast.If)]
     nodes = [n for b in ifs if ast.unparse(b.test) == "TYPE_CHECKING" for n in b.body if isinstance(n, ast.ImportFrom)]
-    homes = {a.asname or a.name: (f".{node.module}", a.name) for node in nodes if node.level for a in node.names}
+    return {a.asname or a.name: (f".{node.module}", a.name) for node in nodes if node.level for a in node.names}
+
+
+def when_asked(module: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a module that imports each of its `homes_of` when it is asked for."""
+    homes, package = homes_of(module), sys.modules[module].__package__
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, own = homes[name]
-        return getattr(importlib.import_module(home, this.__package__), own)
+        return getattr(importlib.import_module(home, package), own)
 
-    return [*homes], get
+    return get

@@ -17,7 +17,7 @@ from train_helpers import losses, train_words
 from elman_core import extension, kernels
 from elman_core.cli import main
 from elman_core.generation import decoder
-from elman_core.imports import when_asked
+from elman_core.imports import homes_of
 from elman_core.registry import extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
@@ -165,7 +165,7 @@ def test_the_known_extensions_are_those_of_this_repository():
 
 @pytest.mark.parametrize("module", [extension, kernels])
 def test_every_public_name_is_there(module):
-    assert {*when_asked(module.__name__)[0]} <= {*module.__all__}
+    assert {*homes_of(module.__name__)} <= {*module.__all__}
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
 
 

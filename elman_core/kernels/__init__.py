@@ -35,4 +35,4 @@ __all__ = [
     "load_or_warn", "operator", "padding_mask", "product", "register", "shipped", "stamp", "together", "transformed", "used",
 ]  # fmt: skip
 
-_, __getattr__ = when_asked(__name__)
+__getattr__ = when_asked(__name__)

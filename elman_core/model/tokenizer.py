@@ -103,9 +103,14 @@ def require_extends(data: PreTrainedTokenizerBase | None, model: PreTrainedToken
         )
 
 
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the largest id; `len` of a tokenizer leaves out ids that no token has."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
 def token_texts(tokenizer: Any) -> list[bytes]:
     """The text of each token, in UTF-8: of many tokens part of a character; of a special one its name."""
-    names = tokenizer.convert_ids_to_tokens(range(max(tokenizer.get_vocab().values()) + 1))
+    names = tokenizer.convert_ids_to_tokens(range(vocabulary_size(tokenizer)))
     letters = {name: bytes([byte]) for byte, name in enumerate(_printable_names())}
     is_byte_level = "ByteLevel" in tokenizer.backend_tokenizer.to_str()  # a character of a name is a byte there
     added, special = set(tokenizer.added_tokens_decoder), set(tokenizer.all_special_ids)

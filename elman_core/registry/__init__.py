@@ -40,4 +40,4 @@ __all__ = [
     "how_to_install", "list_variants", "option", "package_folders", "parse_size", "pip_install", "plugins", "resolve",
 ]  # fmt: skip
 
-_, __getattr__ = when_asked(__name__)
+__getattr__ = when_asked(__name__)

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DataSettings", "ModelSettings", "Result", "Settings", "TrainSettings", "Trainer", "resume", "start"]
 
-_, __getattr__ = when_asked(__name__)
+__getattr__ = when_asked(__name__)

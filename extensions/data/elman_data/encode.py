@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.extension import ConfigError, DataError
+from elman_core.extension import ConfigError, DataError, vocabulary_size
 
 from .inputs import SEPARATOR, Document
 
@@ -71,7 +71,7 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
         raise ConfigError(
             f"the tokenizer in {folder} has no eos_token, which ends documents: name one in tokenizer_config.json"
         )
-    size = max(tokenizer.get_vocab().values()) + 1  # `len` leaves out ids that no token has
+    size = vocabulary_size(tokenizer)
     return folder / "tokenizer.json", size, tokenizer.eos_token_id, tokenizer.chat_template
 
 
