@@ -79,6 +79,14 @@ def ended(pid: int, seconds: float) -> int | None:
     return None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
 
 
+def seconds_of(words: list[str], log: Path) -> float:
+    """Run a command without kills. On a slow machine a kill may come as late as this, or no run would get further."""
+    began = time.monotonic()
+    if ended(forked(words, log), 600) != 0:
+        raise SystemExit(log.read_text()[-2000:])
+    return time.monotonic() - began
+
+
 def until_it_ends(commands: Sequence[list[str]], log: Path, longest: float, draw: random.Random) -> int:
     """Return the number of kills. As in a shell's `one || other`, the next command runs if the one before it fails."""
     kills = 0
@@ -103,9 +111,8 @@ def training(case: str, steps: int, folder: Path, text: Path, draw: random.Rando
         return ["train", case.split(",")[0], "--data", str(text), "--out", str(run), *sets]
 
     whole, run = folder / "whole", folder / "killed"
-    if ended(forked(train(whole), folder / "whole.log"), 600) != 0:
-        raise SystemExit((folder / "whole.log").read_text()[-2000:])
-    kills = until_it_ends([["resume", str(run)], train(run)], folder / "killed.log", 2.5, draw)
+    longest = max(2.5, seconds_of(train(whole), folder / "whole.log"))
+    kills = until_it_ends([["resume", str(run)], train(run)], folder / "killed.log", longest, draw)
     assert losses(run) == losses(whole), case
     assert sorted(losses(run)) == list(range(1, steps + 1)), case
     one, two = (tensors(r / "checkpoints" / f"step-{steps:08d}") for r in (run, whole))
@@ -156,9 +163,8 @@ def packing(folder: Path, text: Path, draw: random.Random) -> int:
             str(folder / out),
         ]
 
-    if ended(forked(words("whole"), folder / "whole.log"), 600) != 0:
-        raise SystemExit((folder / "whole.log").read_text()[-2000:])
-    kills = until_it_ends([words("killed")], folder / "killed.log", 3.0, draw)
+    longest = max(3.0, seconds_of(words("whole"), folder / "whole.log"))
+    kills = until_it_ends([words("killed")], folder / "killed.log", longest, draw)
     for name in ("{}", "{}.json"):
         assert (folder / name.format("killed")).read_bytes() == (folder / name.format("whole")).read_bytes(), name
     assert not list(folder.glob(".*")), "something is left over"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.extension import ConfigError, DataError, vocabulary_size
+from elman_core.extension import ConfigError, DataError
 
 from .inputs import SEPARATOR, Document
 
@@ -59,6 +59,8 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
         ConfigError: there is none, it does not load, or it has no token that ends a text.
     """
     from transformers import AutoTokenizer
+
+    from elman_core.extension import vocabulary_size  # imports torch, which a packing process does without
 
     folder = place if place.is_dir() else place.parent
     if place.name != "tokenizer.json" and not (place / "tokenizer.json").is_file():

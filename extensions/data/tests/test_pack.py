@@ -356,6 +356,13 @@ def test_a_document_larger_than_a_run_and_more_units_than_open_files(tmp_path, s
     assert sorted(packed_texts(tmp_path / "out")) == sorted([long, *TEXTS[:100]])
 
 
+def test_a_packing_process_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys; from elman_data import packing; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
 def test_a_kill_at_any_moment_loses_and_changes_nothing(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ({"text": t * 20} for t in TEXTS))
     code = (
