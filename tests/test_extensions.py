@@ -18,7 +18,7 @@ from elman_core import extension, kernels
 from elman_core.cli import main
 from elman_core.generation import decoder
 from elman_core.imports import homes_of
-from elman_core.registry import extensions
+from elman_core.registry import ConfigError, extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
 
@@ -153,6 +153,12 @@ def test_missing_and_broken_programs_end_no_text(source, ways, says, tmp_path, m
         assert decoder.program_for(on_gpu, 10_000) is None
     assert len(caplog.messages) == (says is not None)
     assert (says or "") in caplog.text
+
+
+def test_another_way_to_decode_is_an_error(monkeypatch):
+    monkeypatch.setenv("ELMAN_WHOLE", "Off")
+    with pytest.raises(ConfigError, match="ELMAN_WHOLE must be auto, on or off, not 'Off'"):
+        decoder.program_for(SimpleNamespace(device=SimpleNamespace(type="cuda")), 10_000)
 
 
 def test_the_known_extensions_are_those_of_this_repository():

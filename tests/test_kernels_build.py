@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,6 +317,24 @@ def test_a_module_that_fails_is_compiled_once_however_many_ask_at_once(project, 
     with pytest.raises(KernelError, match="undeclared_name"):
         build.build_all([(extension(project), toolchain.host_architecture())] * 2)
     assert (project / "runs").read_text().count("run") == 1
+
+
+def test_who_waits_for_a_module_that_fails_does_not_compile_it_again_and_who_comes_later_does(project):
+    compiler = counting_compiler(project, before=f"while [ -e {project}/wait ]; do sleep 0.05; done")
+    header = project / "include" / "answers" / "inner.h"
+    header.write_text("#define ANSWER undeclared_name\n")
+    waits = project / "wait"
+    waits.touch()
+    asking = [start(project, f"open({str(project / str(i))!r}, 'w')\n", CXX=str(compiler)) for i in range(4)]
+    wait_for(lambda: (project / "runs").exists() and all((project / str(i)).exists() for i in range(4)))
+    time.sleep(1)  # all of them wait now
+    waits.unlink()
+    for process in asking:
+        assert "undeclared_name" in process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+    assert (project / "runs").read_text().count("run") == 1
+    assert "undeclared_name" in start(project, CXX=str(compiler)).communicate(timeout=120)[1]
+    assert (project / "runs").read_text().count("run") == 2
 
 
 @pytest.mark.parametrize("compiles", [True, False])  # a stamp has such a lock too

@@ -260,8 +260,14 @@ def _programs(asked: bool) -> Callable[[LadderForCausalLM, int], Program | None]
 
 
 def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
-    """The program that an extension has for a model on a GPU and a text of so many bytes, unless ELMAN_WHOLE is "off"."""
+    """The program that an extension has for a model on a GPU and a text of so many bytes, unless ELMAN_WHOLE is "off".
+
+    Raises:
+        ConfigError: ELMAN_WHOLE is none of auto, on and off.
+    """
     way = os.environ.get("ELMAN_WHOLE", "auto")
+    if way not in ("auto", "on", "off"):
+        raise ConfigError(f"ELMAN_WHOLE must be auto, on or off, not {way!r}")
     return None if way == "off" or model.device.type == "cpu" else _programs(way == "on")(model, budget)
 
 

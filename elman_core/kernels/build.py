@@ -275,8 +275,14 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     except OSError as error:
         raise KernelError(f"cannot write to {folder}: {error.strerror}") from error
     target = folder / extension.file_name(arch)
+    failure = target.with_suffix(".failed")
+    before = _modified(failure)
     with locked(folder, target.stem):
-        if target in _failed:  # a failed compilation is not repeated for every size and thread that needs this module
+        if _modified(failure) not in (None, before):  # in another process, while this one waited
+            _failed[target] = KernelError(failure.read_text())
+        if (
+            target in _failed
+        ):  # a failed compilation is not repeated for every size, thread and rank that needs this module
             raise _failed[target]
         if not _is_whole(target):  # another process may have built it while this one waited
             if target.exists():
@@ -285,10 +291,18 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
                 _compile(extension, arch, target)
             except KernelError as error:
                 _failed[target] = error
+                with contextlib.suppress(OSError):
+                    failure.write_text(str(error))
                 raise
             except OSError as error:
                 raise KernelError(f"cannot write {target}: {error.strerror or error}") from error
     return target
+
+
+def _modified(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return None
 
 
 def beside(work: Callable[[], object], what: str) -> threading.Thread:
