@@ -187,6 +187,9 @@ def test_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(plugins().installed, "e99", raising=False)  # of whoever has followed it in this repository
     folder, _ = render("e99", tmp_path)
     assert len(edits()) == 4
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\S+)` \|", tutorial, flags=re.MULTILINE)
+    assert f"in {sum(len((folder / file).read_text().splitlines()) for file in named)} lines:" in tutorial
     for file, diff in edits():
         (folder / file).write_text(apply((folder / file).read_text(), diff))
     leave_installed(folder)

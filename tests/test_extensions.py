@@ -116,12 +116,27 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
         (train_words(text, tmp_path / "b", "train.loggers=odd"), "there is no logger 'odd'. Installed: none"),
         (["new", "e99"], "command 'new' is not installed: pip install ./extensions/authors in a checkout of elman"),
         (["verify", "e1"], "command 'verify' is not installed: pip install ./extensions/authors in a checkout"),
-        (["benhc"], "No such command 'benhc'"),
+        (["benhc"], "No such command 'benhc' (`elman --help`)"),
     ):
         assert main(words) == 2
         assert says in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
     assert main(train_words(text, tmp_path / "c", "train.steps=1", "train.loggers=wandb", "train.loggers=")) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("benhc", "No such command 'benhc'. Did you mean 'bench'? (`elman --help`)"),
+        ("data pakc", "No such command 'pakc'. Did you mean 'pack'? (`elman data --help`)"),
+        ("generate", "Missing argument 'model' (`elman generate --help`)"),
+        ("compare", "Missing argument 'paths' (`elman compare --help`)"),
+        ("resume none", "there is no folder 'none'"),
+    ],
+)
+def test_a_wrong_command_says_what_to_type(words, says, capsys):
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"elman: {says}\n"
 
 
 @pytest.mark.parametrize(

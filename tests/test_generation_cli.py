@@ -141,6 +141,7 @@ def test_a_pipe_gets_every_byte_and_a_terminal_the_prompt_and_text_that_controls
     ("words", "message"),
     [
         (("none-such",), "there is no folder 'none-such'"),
+        (("e88-small",), "there is no folder 'e88-small'. Did you mean pretrained/e88-small?"),
         (("RUN", "-t", "-1"), "temperature must be 0 or more"),
         (("RUN", "--top-p", "0"), "top-p must be above 0"),
         (("RUN", "--stop", "0x1ff"), "--stop takes a byte"),

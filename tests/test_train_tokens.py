@@ -19,7 +19,7 @@ from elman_core.cli import main
 from elman_core.data import Batch, Heldout
 from elman_core.model import byte_tokenizer
 from elman_core.model.checkpoint import load_checkpoint
-from elman_core.model.tokenizer import token_bytes, token_texts
+from elman_core.model.tokenizer import require_extends, token_bytes, token_texts
 from elman_core.registry import ConfigError, DataError
 from elman_core.training.evaluate import in_tokens
 from elman_core.training.start import resume, start
@@ -170,6 +170,12 @@ def test_a_model_is_begun_with_on_its_own_tokens_and_gets_new_ones(made, tmp_pat
     resume(tmp_path / "run", quiet=True).fit()
     assert AutoTokenizer.from_pretrained(checkpoint(tmp_path / "run")).convert_tokens_to_ids("<|model|>") == 301
     assert manifest(tmp_path / "run")["init"]["model"] == str(checkpoint(made / "run"))
+
+
+def test_a_model_of_bytes_is_not_told_to_pack_with_its_tokenizer(made):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint(made / "run"))
+    with pytest.raises(ConfigError, match="not the bytes of small: pack the text without --tokenizer"):
+        require_extends(tokenizer, byte_tokenizer(), "small")
 
 
 @pytest.mark.parametrize("what", ["bytes", "other", "changed"])

@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from elman_core import __version__
 from elman_core.registry import ElmanError, extensions
 from elman_core.registry.checks import one_line, ran_out
-from elman_core.registry.errors import printable
+from elman_core.registry.errors import did_you_mean, printable
 
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -61,6 +61,14 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As the base class, but a name that is near one of an extension's commands is said to be near it, too."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            error.message = f"No such command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}"
+            raise
 
     @functools.cached_property
     def extensions(self) -> dict[str, Any]:
@@ -177,7 +185,8 @@ def main(argv: list[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # without arguments the whole help is shown
             print(error.format_message(), file=sys.stderr)
         else:
-            _say(error.format_message())
+            where = error.ctx.command_path if getattr(error, "ctx", None) else "elman"
+            _say(f"{error.format_message().rstrip('.')} (`{where} --help`)")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")

@@ -23,7 +23,7 @@ from elman_core.storage import CHECKSUMS, check_folder, read_json
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
 from .pretrained import check_safetensors
-from .shipped import is_shipped, shipped
+from .shipped import is_shipped, meant, shipped
 
 WEIGHTS = "model.safetensors"
 _NAME = re.compile(r"step-(\d+)")
@@ -96,7 +96,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         return shipped(path)
     root = Path(path)
     if not root.is_dir():
-        raise CheckpointError(f"there is no folder {str(path)!r}")
+        raise CheckpointError(f"there is no folder {str(path)!r}{meant(path)}")
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
             if (root / "adapter_config.json").exists():

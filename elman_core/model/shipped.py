@@ -24,10 +24,18 @@ def shipped(path: str | os.PathLike) -> Path:
     Raises:
         CheckpointError: no installed package has it.
     """
-    name = str(path).removeprefix(PREFIX)
-    folders = {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}
+    name, folders = str(path).removeprefix(PREFIX), _folders()
     if name not in folders:
         some = f"Two small models: {how_to_install('elman-checkpoints')}"
         known = f"Installed: {', '.join(sorted(folders))}" if folders else some
         raise CheckpointError(f"no package here has the model {PREFIX}{name}.{did_you_mean(name, folders)} {known}")
     return folders[name]
+
+
+def meant(path: str | os.PathLike) -> str:
+    """`". Did you mean pretrained/NAME?"` for the name of a shipped model without what it begins with, or an empty string."""
+    return f". Did you mean {PREFIX}{path}?" if str(path) in _folders() else ""
+
+
+def _folders() -> dict[str, Path]:
+    return {file.parent.name: file.parent for home in package_folders(GROUP) for file in home.glob("*/config.json")}

@@ -90,16 +90,14 @@ def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTra
 
 def require_extends(data: PreTrainedTokenizerBase | None, model: PreTrainedTokenizerBase, name: str) -> None:
     """Raise `ConfigError` unless every token of a model, called `name`, is the same token of the data (None: bytes)."""
-    if data is None:
-        text = "Aé\n"
-        same = model(text, add_special_tokens=False).input_ids == list(text.encode())
-    else:
-        theirs = data.get_vocab()
-        same = all(theirs.get(token) == i for token, i in model.get_vocab().items())
-    if not same:
+    text = "Aé\n"
+    of_bytes = model(text, add_special_tokens=False).input_ids == list(text.encode())
+    theirs = {} if data is None else data.get_vocab()
+    if not (of_bytes if data is None else all(theirs.get(token) == i for token, i in model.get_vocab().items())):
+        found = "bytes" if data is None else "tokens of another tokenizer"
+        how = "without --tokenizer" if of_bytes else "with its tokenizer, elman data pack --tokenizer"
         raise ConfigError(
-            f"the data are {'bytes' if data is None else 'tokens of another tokenizer'}, not the tokens of {name}: pack the "
-            "text with its tokenizer, elman data pack --tokenizer"
+            f"the data are {found}, not the {'bytes' if of_bytes else 'tokens'} of {name}: pack the text {how}"
         )
 
 

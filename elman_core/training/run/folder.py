@@ -190,6 +190,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             ) from error
         trains_on = f"; to train this model on: elman train --init {shlex.quote(str(path))} --data FILE"
         is_model = (path / "config.json").is_file() or str(path).startswith("pretrained/")
+        if not is_model and not path.exists():
+            raise CheckpointError(f"there is no folder {str(path)!r}") from error
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}{trains_on if is_model else ''}") from error
     except AlteredError as error:
         changed = _changed(path, error.value) or "restore it from a copy"

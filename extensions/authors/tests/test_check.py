@@ -76,6 +76,14 @@ def test_what_is_not_checked_without_tests_is_said(capsys: pytest.CaptureFixture
     assert last == "  -     kernels on an emulated GPU and its own tests: not checked: --no-tests"
 
 
+def test_the_slow_part_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Plugin, "checks", lambda _: ())
+    monkeypatch.setattr("elman_authors.cli.kernel_checks", lambda _: ())
+    monkeypatch.setattr("elman_authors.cli.tests_of", lambda _: (0, "1 passed"))
+    assert main(["check", str(Path(__file__).parents[3] / "plugins/e33")]) == 0
+    assert "kernels on an emulated GPU, then its own tests: minutes" in capsys.readouterr().err
+
+
 def test_the_core_may_be_spelled_as_any_package(tmp_path: Path) -> None:
     """Names of packages differ neither by case nor by - and _."""
     project = """[project]

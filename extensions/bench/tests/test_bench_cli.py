@@ -84,7 +84,7 @@ def test_a_dry_run_says_everything_and_writes_nothing(here, capsys):
     assert "no variant 'e77' is installed" in out
     assert "4 runs, 38,400 tokens" in out
     assert sorted(p.name for p in here.iterdir()) == ["text", "tiny.toml"]
-    assert "4 runs, 2.0 hours of training, one after the other" in run(capsys, *words, "--minutes", "30")[1]
+    assert "4 runs, 2.0 hours of training in all" in run(capsys, *words, "--minutes", "30")[1]
     plan = json.loads(run(capsys, *words, "--json")[1])
     assert [job["status"] for job in plan["jobs"]] == ["waiting"] * 4
     assert plan["jobs"][0]["settings"]["train"]["steps"] == 300

@@ -57,7 +57,9 @@ def test_the_command_measures_a_training_and_keeps_nothing(
     assert (
         main([*words, "--data", str(text), "--set", "train.accumulate=2", "--set", "train.device=cpu", "--json"]) == 0
     )
-    facts = json.loads(capfd.readouterr().out)
+    said = capfd.readouterr()
+    assert "a few training steps of e42@32x2, each 8 rows of 16 bytes: minutes for a large model on a CPU" in said.err
+    facts = json.loads(said.out)
     assert (facts["model"], facts["precision"], facts["largest"]) == ("e42@32x2", "fp32", None)
     assert facts["parameters"] == count(resolve("e42"), 32, 2)
     found = facts["measurement"]

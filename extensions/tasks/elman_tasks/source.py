@@ -70,4 +70,4 @@ class TaskSource(Source):
 
     @property
     def in_words(self) -> str:
-        return f"{self.name}: {self.task.definition}"
+        return f"{self.name}: {self.task.definition.rstrip('.')}"

@@ -48,6 +48,7 @@ def test_a_source_has_the_sequences_of_its_task_and_its_vocabulary():
     )
     wide = TaskSource("mqar:vocabulary=100000", 64, 64, 0)
     assert np.array_equal(wide.batch(0).tokens, wide.task.batch(0, 0, range(64), 64).tokens), "no number wraps around"
+    assert source.in_words.endswith("the value modulo 5, with * before + and -")
     with pytest.raises(ConfigError, match=re.escape("--set train.chunk_size=128")):
         TaskSource("s3", 40, 8, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -63,6 +64,7 @@ def check(
             raise ConfigError(
                 f"{name} is installed from {used.parent}, and its kernels there would be checked: {install}"
             )
+        print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)
         for entry in loaded.installed.values():
             for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
                 say(*each)

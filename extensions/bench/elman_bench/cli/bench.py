@@ -145,7 +145,7 @@ def _total(todo: Sequence[Planned]) -> str:
     """The number of runs, with their total time and tokens."""
     minutes = sum(job.settings.train.minutes or 0 for job in todo)
     tokens = sum(job.tokens or 0 for job in todo)
-    parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training, one after the other"] * bool(minutes)
+    parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training in all"] * bool(minutes)
     return ", ".join(parts + [f"{tokens:,} tokens"] * bool(tokens))
 
 

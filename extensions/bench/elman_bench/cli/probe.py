@@ -49,6 +49,9 @@ def probe(
     from elman_bench.probe import largest
     from elman_bench.probe import probe as measure
 
+    rows, length = settings.train.batch_size, settings.train.chunk_size
+    steps = f"a few training steps of {_name(settings)}, each {rows} rows of {length} bytes"
+    print(f"{steps}: minutes for a large model on a CPU; --batch 1 is quicker", file=sys.stderr)
     found = measure(settings, seconds)
     best = None
     if search and found.device.startswith("cuda"):

@@ -63,9 +63,9 @@ def pack(
     dropped = [f"{made[k]:,} {word}" for k, word in (("empty", "empty"), ("duplicates", "duplicates")) if made[k]]
     print(
         f"{out}: {made['documents']:,} documents, {made['tokens']:,} {'bytes' if tokenizer is None else 'tokens'} "
-        f"from {len(files):,} files"
+        f"from {len(files):,} file{'s' * (len(files) != 1)}"
         + (f"; left out: {', '.join(dropped)}" if dropped else "")
-        + (f"; {passed:,} other files passed over" if passed else "")
+        + (f"; {passed:,} other file{'s' * (passed != 1)} passed over" if passed else "")
     )
     print(f"train on it: elman train e42 --data {shlex.quote(str(out))}")
 
