@@ -6,9 +6,10 @@ batches (`elman.sources`, see `Source`) and the like; see docs/how-to/extension.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .imports import when_asked
+from .registry.installing import moved
 
 if TYPE_CHECKING:
     from .cli._text import columns, dump, free_folder, print, table, wrapped
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
-    from .generation.decoder import Program, Run, recorder_for
+    from .generation.decoder import Program, Run, Step, StepRecorder, recorder_for
+    from .generation.int8 import in_int8
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
-    from .generation.step import batched_step, fingerprint
     from .kernels.build import Extension as KernelExtension
-    from .kernels.build import beside, cache_dirs, emulated, local_arch, shipped, writable_cache
+    from .kernels.build import awaited, beside, cache_dirs, emulated, local_arch, shipped, writable_cache
     from .kernels.build import build as build_kernel
     from .kernels.build import build_all as build_kernels
     from .kernels.build import find as find_kernel
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from .kernels.launch import whole as contiguous
     from .kernels.matrix.problems import case as matrix_case
     from .kernels.matrix.problems import every_wide as matrix_wide
-    from .kernels.program import CpuRecorder
-    from .kernels.program.tape import POINTWISE, SAME, Operation, Tape, memory
+    from .kernels.runtime import CPU_DTYPES, DTYPE_CODES, load_or_warn, row_by_row
     from .kernels.runtime import mode as kernel_mode
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc
@@ -113,26 +113,37 @@ if TYPE_CHECKING:
     from .training.text import open_text
 
 __all__ = [
-    "DECODED_DTYPES", "DTYPES", "METRICS", "MOST_CLASSES", "PACKED_FORMAT", "PACKED_HEADER", "POINTWISE", "RESUMABLE", "SAME",
-    "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError", "ConfigError",
-    "ConvolutionKernel", "CpuRecorder", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow",
-    "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer",
-    "Metrics", "Operation", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row",
-    "Run", "Sampling", "Settings", "Source", "Storage", "StorageError", "Tape", "TrainSettings", "WrapperMixer", "appending",
-    "apply_sets", "asking", "backends", "batched_step", "beside", "build_kernel", "build_kernels", "build_model", "builds",
+    "CPU_DTYPES", "DECODED_DTYPES", "DTYPES", "DTYPE_CODES", "METRICS", "MOST_CLASSES", "PACKED_FORMAT", "PACKED_HEADER",
+    "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError", "ConfigError",
+    "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow", "GraphedStep",
+    "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer", "Metrics",
+    "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row", "Run", "Sampling",
+    "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "WrapperMixer", "appending",
+    "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels", "build_model", "builds",
     "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict", "contiguous", "count",
     "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors", "failures",
-    "find_host_compiler", "find_kernel", "find_nvcc", "fingerprint", "folders", "free_folder", "from_dict", "hash_u64",
-    "how_to_install", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows",
-    "limit_of", "load_extension", "load_tokenizer", "load_writer", "local_arch", "log_line", "matrix_case", "matrix_wide",
-    "memory", "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock", "open_regular", "open_text", "opened",
-    "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print",
-    "printable", "progress", "protocol_hash", "put", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics",
+    "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict", "hash_u64", "how_to_install",
+    "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "limit_of",
+    "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "log_line", "matrix_case", "matrix_wide",
+    "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock", "open_regular", "open_text", "opened", "packages",
+    "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print", "printable",
+    "progress", "protocol_hash", "put", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics",
     "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
-    "resolve_settings", "save_stamp", "scaled_once", "shipped", "standard_library_corpus", "start", "steps_for_tokens",
-    "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_size",
-    "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
+    "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "standard_library_corpus", "start",
+    "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
+    "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
 ]  # fmt: skip
 
+_RECORDED = {
+    "CpuRecorder": "steps.recorder", "batched_step": "steps.step", "fingerprint": "steps.step",
+    **dict.fromkeys(("POINTWISE", "SAME", "Operation", "Tape", "memory"), "tape"),
+}  # fmt: skip
+
+
 if not TYPE_CHECKING:  # a type checker knows the names from above, and which ones there are not
-    __getattr__ = when_asked(__name__)
+    _get = when_asked(__name__)
+
+    def __getattr__(name: str) -> Any:
+        if name in _RECORDED:
+            raise ImportError(moved(f"{__name__}.{name}", "steps", f"{_RECORDED[name]}.{name}", "programs"))
+        return _get(name)

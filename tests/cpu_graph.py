@@ -5,8 +5,7 @@ and an input that moved is not seen; and as in a capture, reading a value on the
 from contextlib import contextmanager
 
 import torch
-
-from elman_core.kernels.program import Tape
+from elman_megakernel.tape import Tape
 
 
 class CpuRecorder:

@@ -14,11 +14,11 @@ from broken_plugins import pip
 from elman_authors.checks import Plugin
 from train_helpers import losses, train_words
 
-from elman_core import extension, kernels
+from elman_core import LadderLM, extension, kernels
 from elman_core.cli import main
-from elman_core.generation import decoder
+from elman_core.generation import decoder, generate_bytes
 from elman_core.imports import homes_of
-from elman_core.registry import ConfigError, extensions
+from elman_core.registry import ConfigError, KernelError, extensions
 
 PAGE = Path(__file__).parents[1] / "docs/how-to/extension.md"
 
@@ -176,6 +176,32 @@ def test_another_way_to_decode_is_an_error(monkeypatch):
         decoder.program_for(SimpleNamespace(device=SimpleNamespace(type="cuda")), 10_000)
 
 
+@pytest.mark.parametrize("source", [None, "raise RuntimeError"])
+def test_without_what_repeats_steps_a_cpu_takes_each_and_a_long_text_says_so_once(
+    source, tmp_path, monkeypatch, caplog
+):
+    says, found = "program 'steps' is not installed: pip install ./extensions/megakernel in a checkout", {}
+    if source is not None:
+        leave(tmp_path, "programs", "steps", source)
+        monkeypatch.syspath_prepend(tmp_path)
+        points = extensions.extensions("programs")["steps"]
+        found = {"steps": [point for point in points if point.module == f"elman_steps_{tmp_path.name}"]}
+        says = "is broken: RuntimeError"
+    monkeypatch.setattr(extensions, "extensions", lambda _: found)
+    monkeypatch.setattr(decoder, "_steps", functools.cache(decoder._steps.__wrapped__))
+    model = LadderLM("e42", dim=16, depth=1).eval()
+    monkeypatch.setenv("ELMAN_KERNELS", "off")
+    plain = list(generate_bytes(model, b"def ", max_new_bytes=decoder.WORTH, seed=1))
+    monkeypatch.setenv("ELMAN_KERNELS", "auto")
+    for count in (decoder.WORTH - 1, decoder.WORTH, decoder.WORTH):
+        assert list(generate_bytes(model, b"def ", max_new_bytes=count, seed=1)) == plain[:count]
+        assert len(caplog.messages) == (count == decoder.WORTH)
+    assert says in caplog.text
+    monkeypatch.setenv("ELMAN_KERNELS", "require")
+    with pytest.raises(KernelError, match=re.escape(says)):
+        list(generate_bytes(model, b"def ", max_new_bytes=decoder.WORTH, seed=1))
+
+
 def test_the_known_extensions_are_those_of_this_repository():
     files = PAGE.parents[2].glob("extensions/*/pyproject.toml")
     projects = [tomllib.loads(file.read_text())["project"] for file in files]
@@ -204,3 +230,13 @@ def test_the_old_place_of_sizes_names_the_new_one() -> None:
         from elman_core.size import solve_width  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         from elman_core.size import nothing  # noqa: F401
+
+
+@pytest.mark.parametrize("name", extension._RECORDED)
+def test_the_old_place_of_recorded_steps_names_the_new_one(name) -> None:
+    with pytest.raises(ImportError, match=rf"^elman_core\.extension\.{name} is elman_megakernel\.") as raised:
+        getattr(extension, name)
+    module, _, new = str(raised.value).split()[2].rpartition(".")
+    assert new == name
+    assert getattr(importlib.import_module(module), name)
+    assert "pip install ./extensions/megakernel" in str(raised.value)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 
 import torch
+from elman_megakernel.steps import recorder as programs
+from elman_megakernel.steps.recorder import CpuRecorder
 from harness import Row, Setting
 
 from elman_core.cli.generate import SMALL
 from elman_core.generation import decoder, generate_bytes, round_to_int8
 from elman_core.kernels import launch
-from elman_core.kernels.program import CpuRecorder
-from elman_core.kernels.program import recorder as programs
 from elman_core.model import LadderForCausalLM
 from elman_core.model.checkpoint import load_checkpoint
 

@@ -1,8 +1,7 @@
 """Text from a model, byte by byte: sampling, the decoding loop of the command line, streamers for `generate()`."""
 
-from elman_core.kernels.program.int8 import round_to_int8
-
 from .bursts import in_bursts
+from .int8 import round_to_int8
 from .loop import generate_bytes, generate_tokens
 from .sampling import Sampling, sample
 from .streamers import ByteIteratorStreamer, ByteTextStreamer

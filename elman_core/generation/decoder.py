@@ -2,8 +2,8 @@
 
 On a GPU, several steps are recorded as one CUDA graph and replayed without waiting: the bytes of a burst arrive while the next
 burst is computed. Inside a burst, the state passes from step to step without a copy; once per burst, it is copied back to where
-the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop. On a CPU, a
-compiled module repeats the model's step (`step.py`) and the draw.
+the graph reads it. Bytes beyond the end of a sample are dropped, so the bytes equal those of the plain loop. On a CPU, an
+extension repeats the model's step and the draw.
 
 Shapes: B samples, V vocabulary, R places for results.
 """
@@ -17,23 +17,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from elman_core.kernels.dense.native import check_errors
-from elman_core.kernels.program import CpuRecorder, is_built, recorder_when_built
-from elman_core.kernels.runtime import CPU_DTYPES
+from elman_core.kernels.runtime import CPU_DTYPES, mode, warn
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache, step_graph
 from elman_core.model.graph import WARM, HostCopy, Recorder, try_to_record
 from elman_core.model.rollback import map_state
-from elman_core.registry import ConfigError, DivergedError, PluginError, State
+from elman_core.registry import ConfigError, DivergedError, KernelError, PluginError, State
 from elman_core.registry.extensions import extensions, load_extension
 
 from .sampling import Noise, Sampling, choose, keys_of
-from .step import batched_step
 
 log = logging.getLogger("elman_core")
 
@@ -56,6 +54,29 @@ class Program(Protocol):
 
     def begin(self, states: Sequence[State | None], token_B: Tensor) -> Run:
         """A text that goes on from these states of the layers and this token."""
+
+
+class Step(Protocol):
+    """A model's step with its present weights for up to so many rows, in memory of its own.
+
+    Attributes:
+        tokens_R1: int64, to be fed. states: of each layer, before the step and then after it. logits_RV: of what follows.
+    """
+
+    tokens_R1: Tensor  # noqa: N815
+    states: list[State]
+    logits_RV: Tensor  # noqa: N815
+
+    def run(self, rows: int) -> Tensor:
+        """Advance the first rows; their logits (rows, V), which the next call overwrites."""
+
+
+@runtime_checkable
+class StepRecorder(Recorder, Protocol):
+    """A recorder for a CPU, as the entry point `steps` in `elman.programs` makes it."""
+
+    def step_of(self, model: LadderForCausalLM, most: int) -> Step | None:
+        """The step of a model for up to `most` rows; None, with a line, if it cannot be recorded."""
 
 
 class Decoder:
@@ -126,7 +147,7 @@ class Decoder:
             return self._launch(self._run, min(LAUNCHED, wanted))
         with torch.inference_mode(), self.recorder.work() if self.recorder is not None else nullcontext():
             self._await()
-            if self._replay is None and isinstance(self.recorder, CpuRecorder):
+            if self._replay is None and isinstance(self.recorder, StepRecorder):
                 self._repeat(self.recorder)
             elif self._replay is None and self.recorder is not None and self.steps >= WARM:
                 self._record(self.recorder)
@@ -156,10 +177,10 @@ class Decoder:
         else:
             self._replay, self._states = recording, states
 
-    def _repeat(self, recorder: CpuRecorder) -> None:
+    def _repeat(self, recorder: StepRecorder) -> None:
         """Go on with the model's program, which does not depend on this text, and a recorded draw."""
         rows = len(self.next_B)
-        if (step := batched_step(self.model, recorder, rows)) is None:
+        if (step := recorder.step_of(self.model, rows)) is None:
             self.recorder = None
             return
         for mine, state in zip(step.states, self.cache.states, strict=True):
@@ -234,18 +255,34 @@ class _Fetched:
 def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorder | None:
     """The recorder of a generation's steps, if one is possible and worth it; otherwise None.
 
-    A CUDA graph on a GPU; on a CPU a program, once what repeats it is compiled, beside the first long texts that want it.
+    A CUDA graph on a GPU; on a CPU that of an extension, once what repeats steps is compiled, beside the first long texts.
 
     Args:
         budget: bytes of the text; None for a server, which waits until it is compiled.
+
+    Raises:
+        KernelError: with ELMAN_KERNELS=require, a CPU has none.
     """
     worth = budget is None or budget >= WORTH
     if model.device.type != "cpu":
         return step_graph.recorder_for(model) if worth else None
-    if not worth and not is_built():
-        return None
     fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
-    return recorder_when_built(wait=budget is None) if fits and not step_graph.is_watched(model) else None
+    if mode() == "off" or not fits or step_graph.is_watched(model):
+        return None
+    if not isinstance(found := _steps(), KernelError):
+        return found(worth, budget is None)
+    if worth:
+        warn("decoding on a CPU", found)
+    return None
+
+
+@functools.cache
+def _steps() -> Callable[[bool, bool], StepRecorder | None] | KernelError:
+    """What an extension has for a CPU, called with whether a text is worth compiling and whether to wait; or why none has."""
+    try:
+        return load_extension("programs", "steps")
+    except (ConfigError, PluginError) as error:
+        return KernelError(str(error))
 
 
 @functools.cache

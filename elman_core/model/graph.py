@@ -58,7 +58,7 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Records: `CudaRecorder`, `CpuRecorder` of `kernels.program`, or the tests' recorder on a CPU.
+    """Records: `CudaRecorder`, that of an extension for a CPU, or the tests' recorder.
 
     Attributes:
         burst: steps of decoding that are best recorded at once.

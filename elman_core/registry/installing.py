@@ -37,9 +37,9 @@ def known(kind: str) -> dict[str, str]:
     return tomllib.loads(KNOWN.read_text(encoding="utf-8")).get(kind, {})
 
 
-def moved(name: str, command: str, now: str) -> str:
-    """What is said of a name that is in the package of a command now."""
-    package = known("commands")[command]
+def moved(name: str, point: str, now: str, kind: str = "commands") -> str:
+    """What is said of a name that is in the package of a command, or of another kind of entry point, now."""
+    package = known(kind)[point]
     return (
         f"{name} is {package.replace('-', '_')}.{now} now: import that; where it is missing: {how_to_install(package)}"
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from elman_core.extension import POINTWISE, SAME, Operation, Tape, memory
+from .tape import POINTWISE, SAME, Operation, Tape, memory
 
 Index = list[str]
 """C expressions, one for each dimension."""

@@ -26,7 +26,6 @@ from elman_core.extension import (
     KernelError,
     MatrixMixer,
     check_errors,
-    fingerprint,
     is_watched,
     kernel_mode,
     limit_of,
@@ -35,6 +34,7 @@ from elman_core.extension import (
 from .native import Program, Run, by_name, compiling, extension
 from .nodes import UnknownError, record
 from .source import write
+from .steps.step import fingerprint
 
 log = logging.getLogger("elman_core")
 

@@ -20,12 +20,11 @@ from torch import Tensor
 from elman_core import LadderCache, LadderStaticCache, State
 from elman_core.extension import (
     SHORTEST,
-    CpuRecorder,
     GraphedStep,
     HostCopy,
     Recorder,
     Sampling,
-    batched_step,
+    StepRecorder,
     choose,
     least_rows,
     noise,
@@ -68,10 +67,10 @@ class Rows(Generic[Owner]):
         self._seen = torch.zeros(0, dtype=torch.bool, device=model.device)  # for a penalty, which no text has
         self._static: LadderStaticCache | None = None
         recorder = recorder_for(model)
-        self._program = batched_step(model, recorder, slots) if isinstance(recorder, CpuRecorder) else None
+        self._program = recorder.step_of(model, slots) if isinstance(recorder, StepRecorder) else None
         if self._program is not None:
             self.unit, self._states = 1, self._program.states
-        elif recorder is not None and not isinstance(recorder, CpuRecorder):
+        elif recorder is not None and not isinstance(recorder, StepRecorder):
             self._step, self.unit, self._recorder = GraphedStep(model, recorder), slots, recorder
             self._told_3P = self._told_3P.new_zeros(3, slots)
             self._drawn_TP = self._told_3P.new_zeros(recorder.burst, slots)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.kernels.runtime import CPU_DTYPES, DTYPE_CODES
-
-from .tape import POINTWISE, SAME, Operation
+from elman_core.extension import CPU_DTYPES, DTYPE_CODES
+from elman_megakernel.tape import POINTWISE, SAME, Operation
 
 CODES = {name: i for i, name in enumerate([*POINTWISE, "sum", "vecdot", "embedding", "linear", "matmul", "draw"])}
 LOWERED = {

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from elman_megakernel.tape import Operation, memory, tensors
+
 from .lower import WORDS
-from .recorder import Program, call
-from .tape import Operation, memory, tensors
+from .program import Program, call
 
 _NUMBERS, _ADDRESSES = slice(5, 8), slice(8, WORDS, 6)  # of an instruction's words
 _CHECKED = (1, 5)

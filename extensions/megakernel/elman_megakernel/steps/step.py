@@ -15,12 +15,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from elman_core.kernels.program import Batch, CpuRecorder, Recorded, RowsProgram
-from elman_core.model import LadderCache, LadderForCausalLM
-from elman_core.nn import scaled_once
-from elman_core.registry import State
+from elman_core import LadderCache, LadderForCausalLM, State
+from elman_core.extension import scaled_once
+
+from .program import Program
+from .rows import Batch, Recorded, RowsProgram
 
 log = logging.getLogger("elman_core")
+Record = Callable[[Callable[[], Tensor]], Program]
 _OF_USE = {"_held", "_holders", "_started"}  # what a `ComputedWeight` knows of its uses
 _known: WeakKeyDictionary[LadderForCausalLM, tuple[Any, RowsProgram, list[list[str]]]] = WeakKeyDictionary()
 
@@ -35,11 +37,11 @@ class BatchedStep:
         RuntimeError: it cannot be recorded.
     """
 
-    def __init__(self, model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> None:
+    def __init__(self, model: LadderForCausalLM, record: Record, most: int) -> None:
         key = fingerprint(model)
         with torch.inference_mode(), scaled_once(model):
             if model not in _known or _known[model][0] != key:
-                (two, names), (three, _) = (_recorded(model, recorder, rows) for rows in (2, 3))
+                (two, names), (three, _) = (_recorded(model, record, rows) for rows in (2, 3))
                 _known[model] = key, RowsProgram(two, three), names
             _, program, names = _known[model]
             self._batch = Batch(program, most)
@@ -52,10 +54,10 @@ class BatchedStep:
         return self.logits_RV[:rows]
 
 
-def batched_step(model: LadderForCausalLM, recorder: CpuRecorder, most: int) -> BatchedStep | None:
+def batched_step(model: LadderForCausalLM, record: Record, most: int) -> BatchedStep | None:
     """The step of a model; None, with a line, if it cannot be recorded."""
     try:
-        return BatchedStep(model, recorder, most)
+        return BatchedStep(model, record, most)
     except RuntimeError as error:
         log.warning("elman: a step of decoding cannot be recorded, runs eager: %s", str(error).splitlines()[0])
         return None
@@ -74,7 +76,7 @@ def fingerprint(model: LadderForCausalLM, sums: Callable[[Sequence[Tensor]], lis
     return known, json.dumps(said, default=lambda x: str(type(x)), skipkeys=True)
 
 
-def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tuple[Recorded, list[list[str]]]:
+def _recorded(model: LadderForCausalLM, record: Record, rows: int) -> tuple[Recorded, list[list[str]]]:
     """A step of so many rows, each behind another token, and the names of the states of each layer."""
     tokens_R1 = torch.arange(rows)[:, None] % model.config.vocab_size
     cache = LadderCache(num_blocks=len(model.model.layers))
@@ -92,4 +94,4 @@ def _recorded(model: LadderForCausalLM, recorder: CpuRecorder, rows: int) -> tup
         return logits_RV.copy_(logits_R1V[:, -1])
 
     given = [tokens_R1, logits_RV, *(x for state in states for x in state.values())]
-    return Recorded(recorder.record(run), given), [[*state] for state in states]
+    return Recorded(record(run), given), [[*state] for state in states]

@@ -14,16 +14,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from elman_authors.testing.kernel import need_host_compiler
+from elman_megakernel.steps import program as programs
+from elman_megakernel.steps import recorder as made_in
+from elman_megakernel.steps import step
+from elman_megakernel.steps.lower import CODES, INT8
+from elman_megakernel.steps.recorder import CpuRecorder
+from elman_megakernel.steps.rows import Batch, Recorded, RowsProgram
+from elman_megakernel.tape import Operation
 from torch import nn
 
 from elman_core import LadderLM
-from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8, step
+from elman_core.generation import Sampling, decoder, generate_bytes, round_to_int8
 from elman_core.generation.sampling import choose
-from elman_core.kernels import launch
-from elman_core.kernels.program import Batch, Operation, Recorded, RowsProgram
-from elman_core.kernels.program import recorder as made_in
-from elman_core.kernels.program.lower import CODES, INT8
-from elman_core.kernels.program.recorder import CpuRecorder
+from elman_core.kernels import build, launch
 from elman_core.kernels.runtime import row_by_row, spare_rows
 from elman_core.registry import ConfigError, KernelError, list_variants
 
@@ -127,13 +130,13 @@ def test_a_program_draws_the_class_that_plain_pytorch_draws(how, module):
 
 
 def test_rounded_matrices_are_read_as_int8(module, monkeypatch):
-    layer, codes, plain = torch.nn.Linear(70, 50), [], made_in.call
+    layer, codes, plain = torch.nn.Linear(70, 50), [], programs.call
     before = layer.weight.detach().clone()
     round_to_int8(layer)
     w, x, y = layer.weight.detach(), torch.ones(3, 70), torch.zeros(4, 3, 50)
     assert ((w - before).abs() <= before.abs().amax(1, keepdim=True) / 254 * 1.001).all()
     matrices = [w, -0.37 * w, w[:40], before]
-    monkeypatch.setattr(made_in, "call", lambda _, code, threads: codes.append(code) or plain(module, code, threads))
+    monkeypatch.setattr(programs, "call", lambda _, code, threads: codes.append(code) or plain(module, code, threads))
 
     def run():
         x.mul_(1)
@@ -163,7 +166,7 @@ def test_a_wrong_instruction_and_work_that_is_not_listed_are_found(module, monke
 
     with pytest.raises(KernelError, match="wrong state"):
         CpuRecorder(module).record(unlisted)
-    monkeypatch.setitem(made_in.lower.__globals__["CODES"], "add", made_in.lower.__globals__["CODES"]["sub"])
+    monkeypatch.setitem(CODES, "add", CODES["sub"])
     with pytest.raises(KernelError, match=r"wrong aten.add.Tensor: set ELMAN_KERNELS=off"):
         CpuRecorder(module).record(lambda: y.copy_(x + 2))
 
@@ -283,7 +286,7 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     module, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(made_in, "_ready", [])
-    monkeypatch.setattr(made_in.build, "_failed", {})
+    monkeypatch.setattr(build, "_failed", {})
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path / "cache"))
     model = LadderLM("e42", dim=32, depth=1).eval()
     monkeypatch.setenv("ELMAN_KERNELS", "off")
@@ -296,7 +299,7 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
     ]):  # fmt: skip
         monkeypatch.setattr(made_in, "_building", [])
         monkeypatch.setenv("CXX", cxx)
-        made_in.build._failed.clear()
+        build._failed.clear()
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 assert list(generate_bytes(model, b"def ", max_new_bytes=decoder.WORTH, seed=1)) == plain
@@ -305,21 +308,36 @@ def test_it_is_compiled_beside_the_first_text_and_said_in_one_line_where_it_cann
         (line,) = caplog.messages[i:]
         assert "NO KERNEL for decoding on a CPU" in line
         assert said in line
-        assert not [x for x in (tmp_path / "cache").glob("*") if x.suffix != ".lock"], "nothing half-written stays"
+        left = {x.suffix for x in (tmp_path / "cache").glob("*")} - {".lock", ".failed"}
+        assert not left, "nothing half-written stays"
     monkeypatch.setattr(made_in, "_building", [])
     monkeypatch.delenv("CXX")
     compiled = threading.Event()
-    monkeypatch.setattr(made_in.launch, "opened", lambda *_: compiled.wait(60) and "module")
+    monkeypatch.setattr(made_in, "opened", lambda *_: compiled.wait(60) and "module")
     assert made_in.recorder_when_built() is None, "it does not wait"
     threading.Timer(0.2, compiled.set).start()
     assert made_in.recorder_when_built(wait=True).module == "module"
     assert "compiling what decodes on this CPU" in caplog.text
 
 
+def test_without_the_sources_plain_pytorch_writes_and_one_line_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(made_in, "_ready", [])
+    monkeypatch.setattr(made_in, "_building", [])
+    monkeypatch.setattr(build, "targets", tuple)
+    model, counts = LadderLM("e42", dim=32, depth=1).eval(), (8, decoder.WORTH, decoder.WORTH)
+    texts = [list(generate_bytes(model, b"def ", max_new_bytes=count, seed=1)) for count in counts]
+    for thread in made_in._building:
+        thread.join()
+    assert [len(text) for text in texts] == [*counts]
+    (line,) = caplog.messages
+    assert "NO KERNEL for decoding on a CPU" in line
+    assert "the kernel sources are not installed: pip install ./csrc_common" in line
+
+
 def test_of_processes_that_ask_at_once_one_compiles(module, tmp_path):
-    there = made_in.build.find(made_in.extension(), made_in.build.local_arch(made_in.extension())).parent
+    there = build.find(made_in.extension(), build.local_arch(made_in.extension())).parent
     copying = compiler(tmp_path / "copying", f'sleep 0.5; cp {there}/"${{made##*/}}" "$made"')  # what the test compiled
-    ask = "from elman_core.kernels.program import recorder_when_built as r; print(r(wait=True) is not None)"
+    ask = "from elman_megakernel.steps.recorder import recorder_when_built as r; print(r(wait=True) is not None)"
     how = {"env": {**os.environ, "ELMAN_CACHE": str(tmp_path / "cache"), "CXX": copying}, "stdout": subprocess.PIPE}
     asking = [subprocess.Popen([sys.executable, "-c", ask], text=True, **how) for _ in range(2)]
     assert [process.communicate(timeout=120)[0] for process in asking] == ["True\n", "True\n"]

@@ -1,40 +1,20 @@
-"""Records a function's work on a CPU, and repeats it without Python where there are instructions for it."""
+"""A recorded function, checked while it is recorded, and repeated without Python where there are instructions for it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from elman_core.kernels import build, launch
-from elman_core.kernels.family import Family, Row
-from elman_core.kernels.runtime import load_or_warn, mode, row_by_row
-from elman_core.kernels.toolchain import find_host_compiler
-from elman_core.registry.errors import KernelError
+from elman_core.extension import KernelError, in_int8
+from elman_megakernel.tape import Operation, Tape, memory, tensors
 
-from .int8 import in_int8
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
-from .tape import Operation, Tape, memory, tensors
-
-FAMILY = Family(
-    "program",
-    {"C": "count", "I": "words"},
-    {"run": "code threads"},
-    members=(Row("code", "CI", "index"),),
-    numbers="threads stream",
-)
 
 
-def extension() -> build.Extension:
-    """What repeats a program; the same for all models."""
-    return build.shipped("program", "program_cpu.cpp", cpu=True, DTYPE=torch.float32)
-
-
-class _Checked(Tape):
+class Checked(Tape):
     """A tape that compares the instructions of each operation with plain PyTorch, from the very inputs of the recording.
 
     Attributes:
@@ -90,12 +70,12 @@ class _Checked(Tape):
             for x, right in zip(results, wanted, strict=True):
                 eps = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
                 self.coarsest = max(self.coarsest, eps)
-                _compare(func, x, right, eps)
+                compare(func, x, right, eps)
                 x.copy_(right)
         return out
 
 
-def _compare(func: Any, x: Tensor, right: Tensor, eps: float) -> None:
+def compare(func: Any, x: Tensor, right: Tensor, eps: float) -> None:
     """Half of the digits of numbers stored this exactly must agree: what is wrong is far off, and rounding is far below."""
     same = torch.equal(x, right)
     if not same and x.is_floating_point():
@@ -118,7 +98,7 @@ class Program:
         parts: in order, instructions, and operations that have none and are repeated in Python. module: runs the former.
     """
 
-    def __init__(self, tape: _Checked, result: Tensor) -> None:
+    def __init__(self, tape: Checked, result: Tensor) -> None:
         self.result, self._tape, self.module = result, tape, tape.module
         self.parts: list[list[Instruction] | Operation] = []
         given = [x for operation in tape.operations for x in operation.reads if not x.is_floating_point()]
@@ -161,81 +141,3 @@ class Program:
 
     def release(self) -> None:
         self.steps = []
-
-
-class CpuRecorder:
-    """A `Recorder` for a CPU. module: the compiled one."""
-
-    burst = 1
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def work(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def record(self, run: Callable[[], Tensor]) -> Program:
-        """As `Recorder.record`: what `run` changes is as before afterwards.
-
-        Raises:
-            RuntimeError: it reads a value on the host, or multiplies what there is no instruction for.
-            KernelError: an instruction does not compute what plain PyTorch does.
-        """
-        tape = _Checked(self.module)
-        try:
-            with row_by_row(), tape:
-                result = run()
-            program, wholes = Program(tape, result), [whole for whole, _ in tape.before.values()]
-            after = [whole.clone() for whole in wholes]
-            with row_by_row():
-                run()  # from where the first run ended: what no listed operation computed is another number now
-            right = [whole.clone() for whole in wholes]
-            _put(wholes, after)
-            program()
-            for whole, wanted in zip(wholes, right, strict=True):
-                if whole.is_floating_point():
-                    _compare("state", whole, wanted, tape.coarsest)
-            return program
-        finally:
-            _put([whole for whole, _ in tape.before.values()], [values for _, values in tape.before.values()])
-
-
-def _put(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for x, value in zip(xs, values, strict=True):
-        x.copy_(value)
-
-
-_BUILT = "decodes on this CPU several times as fast"
-_ready: list[Any] = []
-_building: list[threading.Thread] = []
-_one_at_a_time = threading.Lock()
-
-
-def recorder_when_built(wait: bool = False) -> CpuRecorder | None:
-    """The recorder of this machine. None without a compiler, with ELMAN_KERNELS=off, and while the module is compiled beside
-    what runs; a process that ends before that waits for it, so that it happens once.
-
-    Args:
-        wait: until it is compiled.
-    """
-    what = "decoding on a CPU"
-    if not _ready and load_or_warn(what, find_host_compiler if not is_built() else lambda: True) is None:
-        return None
-
-    def prepare() -> None:
-        if (found := load_or_warn(what, lambda: launch.opened(extension(), FAMILY))) is not None:
-            _ready.append(found)
-
-    with _one_at_a_time:
-        if not _ready and (mode() == "require" or is_built()):
-            prepare()
-        elif not _ready and not _building:
-            _building.append(build.beside(prepare, _BUILT))
-    for thread in _building if wait else ():
-        build.awaited(thread, _BUILT)
-    return CpuRecorder(_ready[0]) if _ready and mode() != "off" else None
-
-
-def is_built() -> bool:
-    """Whether the module is compiled."""
-    return bool(_ready) or all(build.find(what, build.local_arch(what)) for what in (extension(), launch.extension()))
