@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
     from .kernels.build import Extension as KernelExtension
-    from .kernels.build import awaited, beside, cache_dirs, emulated, local_arch, shipped, writable_cache
+    from .kernels.build import awaited, beside, cache_dirs, emulated, local_arch, locked, shipped, writable_cache
     from .kernels.build import build as build_kernel
     from .kernels.build import build_all as build_kernels
     from .kernels.build import find as find_kernel
@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from .kernels.runtime import CPU_DTYPES, DTYPE_CODES, load_or_warn, row_by_row
     from .kernels.runtime import mode as kernel_mode
     from .kernels.spec import Case, Inputs, KernelSpec
-    from .kernels.toolchain import find_host_compiler, find_nvcc
+    from .kernels.toolchain import find_host_compiler, find_nvcc, python_include_dirs
     from .kernels.verify import Report, Row, check_inputs, failures, limit_of, read_record
     from .kernels.verify import verify as verify_kernel
     from .kernels.verify_cache import save as save_stamp
+    from .kernels.verify_cache import stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
     from .model.graph import HostCopy, Recorder, try_to_record
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
     )
     from .registry.checks import is_missing, one_line, ran_out
     from .registry.errors import printable
-    from .registry.extensions import load_extension, packages
+    from .registry.extensions import KINDS, extensions, load_extension, packages
     from .size import count
     from .storage import (
         appending,
@@ -113,25 +114,26 @@ if TYPE_CHECKING:
     from .training.text import open_text
 
 __all__ = [
-    "CPU_DTYPES", "DECODED_DTYPES", "DTYPES", "DTYPE_CODES", "METRICS", "MOST_CLASSES", "PACKED_FORMAT", "PACKED_HEADER",
-    "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError", "ConfigError",
-    "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow", "GraphedStep",
-    "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer", "Metrics",
-    "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row", "Run", "Sampling",
-    "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "WrapperMixer", "appending",
-    "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels", "build_model", "builds",
-    "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict", "contiguous", "count",
-    "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors", "failures",
-    "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict", "hash_u64", "how_to_install",
-    "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "limit_of",
-    "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "log_line", "matrix_case", "matrix_wide",
-    "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock", "open_regular", "open_text", "opened", "packages",
-    "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print", "printable",
-    "progress", "protocol_hash", "put", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics",
-    "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
-    "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "standard_library_corpus", "start",
-    "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
-    "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
+    "CPU_DTYPES", "DECODED_DTYPES", "DTYPES", "DTYPE_CODES", "KINDS", "METRICS", "MOST_CLASSES", "PACKED_FORMAT",
+    "PACKED_HEADER", "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError",
+    "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow",
+    "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer",
+    "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row", "Run",
+    "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "WrapperMixer",
+    "appending", "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels", "build_model",
+    "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict", "contiguous",
+    "count", "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors", "extensions",
+    "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict", "hash_u64",
+    "how_to_install", "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher",
+    "least_rows", "limit_of", "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locked",
+    "log_line", "matrix_case", "matrix_wide", "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock",
+    "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device",
+    "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs", "race",
+    "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings", "recorder_for",
+    "registered", "replacing", "require_text", "resolve", "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp",
+    "scaled_once", "shipped", "stamp", "standard_library_corpus", "start", "steps_for_tokens", "storage_errors", "sync",
+    "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_size", "vocabulary_texts", "wrapped",
+    "writable_cache", "write_folder", "write_json", "write_text",
 ]  # fmt: skip
 
 _RECORDED = {

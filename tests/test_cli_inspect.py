@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from broken_plugins import install_all
+from elman_authors.cli import doctor
 
 import elman_core
-from elman_core.cli import _doctor, main
+from elman_core.cli import main
 from elman_core.cli._text import table
 from elman_core.registry import plugins, resolve
 
@@ -136,7 +137,7 @@ def test_show_works_for_every_variant_with_one_layer(capsys: pytest.CaptureFixtu
 
 
 def test_list_imports_torch_only_when_a_plugin_has_changed(tmp_path: Path) -> None:
-    code = "import sys; from elman_core.cli import _doctor, main; main(['list', '--json'])"
+    code = "import sys; from elman_core.cli import main; main(['list', '--json'])"
     code += "; print('torch' in sys.modules, file=sys.stderr)"
     shelf, source = install_all(tmp_path / "plugins"), tmp_path / "plugins/good/elman_good/__init__.py"
     source.write_text("import torch\n" + source.read_text())
@@ -203,7 +204,7 @@ def test_doctor_says_what_a_first_use_will_meet(
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_doctor, "_driver", lambda: "470.82.01")
+    monkeypatch.setattr(doctor, "_driver", lambda: "470.82.01")
     monkeypatch.setenv("ELMAN_CACHE", str(tmp_path))
     monkeypatch.setenv("ELMAN_KERNELS", "auto")
     rows = {r["what"]: r for found in read(capsys, "doctor").values() for r in found}

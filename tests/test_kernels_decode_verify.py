@@ -13,9 +13,10 @@ import pytest
 import torch
 from cpu_graph import CpuRecorder
 from elman_authors import grids
+from elman_authors.cli import doctor
 from torch import nn
 
-from elman_core.cli import _doctor, main
+from elman_core.cli import main
 from elman_core.generation import Sampling
 from elman_core.generation.decoder import WARM, Decoder
 from elman_core.generation.prefill import prefill
@@ -402,11 +403,11 @@ def test_without_a_gpu_there_is_nothing_to_verify_of_decoding(capsys):
 
 def test_the_doctor_says_of_each_kernel_of_decoding_whether_it_was_verified(taken, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    [row] = _doctor._decoding()
+    [row] = doctor._decoding()
     assert row["is"] == "cuda kernel decode not verified: elman verify decode"
     verify_cache.save(decode.Shared().spec(), Report("decode", "cuda", "quick", cases=1))
-    assert _doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
-    said = _doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
+    assert doctor._decoding()[0]["is"].startswith("cuda kernel decode verified, quick grid")
+    said = doctor._stamps("e42", [elman_e42.op.e42.spec(), elman_e42.op.e42._step.spec()])
     assert (
         said == ", cuda kernel not verified: elman verify e42, cuda kernel e42_step not verified: elman verify e42_step"
     )

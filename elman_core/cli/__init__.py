@@ -29,7 +29,7 @@ from elman_core.registry.errors import did_you_mean, printable
 
 # The commands of each module, or its group; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "inspect": ("doctor", "list_", "show"), "data": ("group",),
+    "inspect": ("list_", "show"), "data": ("group",),
     "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "generate": ("generate",),
     "export": ("export",),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Looking: `elman doctor`, `list`, `show`."""
+"""Looking: `elman list`, `show`."""
 
 from __future__ import annotations
 
@@ -26,31 +26,6 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the variant.")]
-
-
-def doctor(
-    all_: Annotated[bool, typer.Option("--all", help="Show every plugin, extension, variant and kernel.")] = False,
-    json: Json = False,
-) -> None:
-    """Show what this machine has, and how to fix what is missing."""
-    from ._doctor import report
-
-    sections = report()
-    if json:
-        print(dump(sections))
-        return
-    brief = []
-    for title, rows in sections.items():
-        shown = [[r["what"], r["state"], r["is"] + (f"  fix: {r['fix']}" if r["fix"] else "")] for r in rows]
-        if all_:
-            print(title)
-            print(table(shown))
-        fine = [f"{r['what']} {r['is'].partition(',')[0]}" for r in rows if r["state"] == "ok"]
-        brief.append([title, ", ".join(fine) if title == "machine" else f"{len(fine)} ok"])
-        brief += [["", " ".join(row)] for row in shown if row[1] != "ok"]
-    if not all_:
-        print(table(brief))
-        print("elman doctor --all shows each of them")
 
 
 def list_(json: Json = False) -> None:

@@ -453,12 +453,6 @@ def writable_cache() -> Path:
     raise KernelError(f"no cache folder can be written ({', '.join(map(str, folders))}); set ELMAN_CACHE to another")
 
 
-def usable_cache() -> Path:
-    """The folder to which modules are compiled. Raises `KernelError` if it cannot be written or locked."""
-    with locked(folder := writable_cache(), "doctor"):
-        return folder
-
-
 def _feature_set(arch: str) -> str:
     """From Hopper on, code is built for one architecture only, with the instructions that only it has."""
     match = re.fullmatch(r"sm_(\d{2,3})", arch)

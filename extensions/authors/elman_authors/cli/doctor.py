@@ -1,4 +1,4 @@
-"""The report of `elman doctor`. Each row: what, state (ok, missing, broken, …), what it is, and the line that fixes it."""
+"""`elman doctor`: rows of what, state (ok, missing, broken, …), what it is, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,51 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 import elman_core
-from elman_core.registry import ElmanError, how_to_install, plugins
-from elman_core.registry.checks import is_missing, one_line
-from elman_core.registry.extensions import KINDS, extensions
+from elman_core.extension import (
+    KINDS,
+    ElmanError,
+    dump,
+    extensions,
+    how_to_install,
+    is_missing,
+    one_line,
+    plugins,
+    print,
+    table,
+)
 
 if TYPE_CHECKING:
-    from elman_core.kernels.spec import KernelSpec
+    from elman_core.extension import KernelSpec
 
 Row = dict[str, str]
+
+
+def doctor(
+    all_: Annotated[bool, typer.Option("--all", help="Show every plugin, extension, variant and kernel.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what this machine has, and how to fix what is missing."""
+    sections = report()
+    if json:
+        print(dump(sections))
+        return
+    brief = []
+    for title, rows in sections.items():
+        shown = [[r["what"], r["state"], r["is"] + (f"  fix: {r['fix']}" if r["fix"] else "")] for r in rows]
+        if all_:
+            print(title)
+            print(table(shown))
+        fine = [f"{r['what']} {r['is'].partition(',')[0]}" for r in rows if r["state"] == "ok"]
+        brief.append([title, ", ".join(fine) if title == "machine" else f"{len(fine)} ok"])
+        brief += [["", " ".join(row)] for row in shown if row[1] != "ok"]
+    if not all_:
+        print(table(brief))
+        print("elman doctor --all shows each of them")
 
 
 def report() -> dict[str, list[Row]]:
@@ -87,11 +121,11 @@ def _driver() -> str:
 
 
 def _kernels() -> list[Row]:
-    from elman_core.kernels import build, runtime, toolchain
+    from elman_core.extension import find_host_compiler, find_nvcc, kernel_mode, python_include_dirs
 
     rows = []
-    finders = {"nvcc": toolchain.find_nvcc, "C++ compiler": toolchain.find_host_compiler}
-    finders |= {"Python.h": lambda: toolchain.python_include_dirs()[0], "cache": build.usable_cache}
+    finders = {"nvcc": find_nvcc, "C++ compiler": find_host_compiler}
+    finders |= {"Python.h": lambda: python_include_dirs()[0], "cache": _usable_cache}
     for what, find in finders.items():
         try:
             rows.append(_row(what, "ok", str(find())))
@@ -99,17 +133,25 @@ def _kernels() -> list[Row]:
             what_is, _, fix = str(error).partition("; ")
             rows.append(_row(what, "missing", what_is, fix))
     try:
-        rows.append(_row("ELMAN_KERNELS", "ok", runtime.mode()))
+        rows.append(_row("ELMAN_KERNELS", "ok", kernel_mode()))
     except ElmanError as error:
         rows.append(_row("ELMAN_KERNELS", "broken", str(error), "unset ELMAN_KERNELS"))
     return rows + _decoding()
 
 
+def _usable_cache() -> Path:
+    """The folder to which modules are compiled. Raises `KernelError` if it cannot be written or locked."""
+    from elman_core.extension import locked, writable_cache
+
+    with locked(folder := writable_cache(), "doctor"):
+        return folder
+
+
 def _decoding() -> list[Row]:
     """Whether the kernels that every model decodes with were verified; there are none without a GPU."""
-    from elman_core.kernels.decode.op import Shared
+    from elman_core.extension import DecodingKernels
 
-    words = _stamps("", (Shared().spec(),))
+    words = _stamps("", (DecodingKernels().spec(),))
     return [_row("decoding", "ok", words.removeprefix(", "))] if words else []
 
 
@@ -177,7 +219,7 @@ def _stamps(name: str, specs: Sequence[KernelSpec]) -> str:
     """Whether kernels, as they are now, were verified on this machine; `name`: of the variant that they belong to."""
     import torch
 
-    from elman_core.kernels import KernelError, stamp
+    from elman_core.extension import KernelError, stamp
 
     words = []
     target: Literal["cuda", "host"] = "cuda" if torch.cuda.is_available() else "host"
