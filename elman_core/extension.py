@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from .cli.generate import Storage, load_writer
     from .cli.inspect import variant_options
     from .cli.train import read_settings
-    from .data import Batch, ByteFile, Heldout, Source, hash_u64, standard_library_corpus
+    from .data import (
+        Batch,
+        ByteFile,
+        Heldout,
+        Source,
+        TrainingWindows,
+        hash_u64,
+        heldout_offsets,
+        open_file,
+        split,
+        standard_library_corpus,
+    )
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
     from .generation.decoder import Program, Run, Step, StepRecorder, recorder_for
@@ -119,21 +130,21 @@ __all__ = [
     "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow",
     "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer",
     "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row", "Run",
-    "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "WrapperMixer",
-    "appending", "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels", "build_model",
-    "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict", "contiguous",
-    "count", "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors", "extensions",
-    "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict", "hash_u64",
-    "how_to_install", "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher",
-    "least_rows", "limit_of", "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locked",
-    "log_line", "matrix_case", "matrix_wide", "memory_in_use", "noise", "now", "on_device", "one_line", "open_lock",
-    "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device",
-    "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs", "race",
-    "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings", "recorder_for",
-    "registered", "replacing", "require_text", "resolve", "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp",
-    "scaled_once", "shipped", "stamp", "standard_library_corpus", "start", "steps_for_tokens", "storage_errors", "sync",
-    "table", "try_to_record", "variant_options", "verify_kernel", "vocabulary_size", "vocabulary_texts", "wrapped",
-    "writable_cache", "write_folder", "write_json", "write_text",
+    "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "TrainingWindows",
+    "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels",
+    "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict",
+    "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors",
+    "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict",
+    "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode",
+    "known_keys", "launcher", "least_rows", "limit_of", "load_extension", "load_or_warn", "load_tokenizer", "load_writer",
+    "local_arch", "locked", "log_line", "matrix_case", "matrix_wide", "memory_in_use", "noise", "now", "on_device", "one_line",
+    "open_file", "open_lock", "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections",
+    "parse_size", "pick_device", "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put",
+    "python_include_dirs", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record",
+    "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
+    "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "split", "stamp", "standard_library_corpus",
+    "start", "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
+    "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
 ]  # fmt: skip
 
 _RECORDED = {

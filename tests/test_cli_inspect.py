@@ -31,7 +31,7 @@ def read(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 def test_the_version_is_said_and_a_bare_command_gets_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == f"elman {elman_core.__version__}\n"
-    for words in ([], ["data"]):
+    for words in ([], ["tokenizer"]):
         assert main(words) == 2
         out, err = capsys.readouterr()
         assert (out, err.splitlines()[0]) == ("", " ".join(["Usage: elman", *words, "[OPTIONS] COMMAND [ARGS]..."]))

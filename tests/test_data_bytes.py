@@ -2,7 +2,6 @@
 
 import ast
 import gzip
-import json
 import os
 import sysconfig
 
@@ -95,18 +94,6 @@ def test_the_fingerprint_sees_the_size_the_start_and_the_end(write):
     prints.append(ByteFile(write(bytes(text) + b"x")).fingerprint()["blake2b"])
     assert len(set(prints)) == 4
     assert ByteFile(write(bytes(text))).fingerprint()["blake2b"] == prints[0]
-
-
-def test_data_info_prints_json(write, capsys):
-    path = write(b"document one\x1edocument two\x1e" * 4000)
-    assert main(["data", "info", str(path), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["size"] == path.stat().st_size
-    assert facts["training_bytes"] + facts["heldout_bytes"] == facts["size"]
-    assert facts["documents_in_first_16_MiB"] == 8000
-    for text, count in ((b"x" * 20_000, 1), (b"\x1e" * 20_000, 0), (b"\x1ea\x1e\x1eb" * 4000, 8000)):
-        assert main(["data", "info", str(write(text)), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["documents_in_first_16_MiB"] == count
 
 
 # the demo corpus comes from this machine's Python, the same each time, and is written once ---------------------------

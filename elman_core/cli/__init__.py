@@ -1,6 +1,5 @@
 """The command `elman`. Each module beside this one holds one group of commands; heavy imports are inside the commands.
-Extensions add commands through entry points in the group `elman.commands`, which are imported when they are called; one named
-`data.pack` is the command `pack` of the group `data`.
+Extensions add commands through entry points in the group `elman.commands`, which are imported when they are called.
 
 Exit codes: 0 done · 1 input or output · 2 configuration · 3 out of memory · 4 diverged · 5 kernel · 6 timeout ·
 70 a fault of elman itself · 130 interrupted · 143 terminated after saving.
@@ -27,11 +26,10 @@ from elman_core.registry import ElmanError, extensions
 from elman_core.registry.checks import one_line, ran_out
 from elman_core.registry.errors import did_you_mean, printable
 
-# The commands of each module, or its group; `_` ends what would hide a word of Python.
+# The commands of each module; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "inspect": ("list_", "show"), "data": ("group",),
-    "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",), "generate": ("generate",),
-    "export": ("export",),
+    "inspect": ("list_", "show"), "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",),
+    "generate": ("generate",), "export": ("export",),
 }  # fmt: skip
 
 # The sections of the help; commands that none names come last.
@@ -48,12 +46,7 @@ _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 
 class _Commands(TyperGroup):
-    """The commands of the core, or of a group of its, and behind them those of extensions."""
-
-    @property
-    def before(self) -> str:
-        """What the names of entry points begin with."""
-        return "" if self.name == "elman" else f"{self.name}."
+    """The commands of the core, and behind them those of extensions; or those of a group."""
 
     def invoke(self, ctx: Any) -> Any:
         """As the base class, but an interrupt stays an interrupt: newer versions of typer exit without a message."""
@@ -72,9 +65,7 @@ class _Commands(TyperGroup):
 
     @functools.cached_property
     def extensions(self) -> dict[str, Any]:
-        every, before = extensions.extensions("commands").items(), self.before
-        named = {name.removeprefix(before): points for name, points in every if name.startswith(before)}
-        return {name: points for name, points in named.items() if "." not in name}
+        return extensions.extensions("commands") if self.name == "elman" else {}
 
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
@@ -97,16 +88,16 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         if (own := super().get_command(ctx, name)) is not None:
             return own
-        points, whole = self.extensions.get(name, []), self.before + name
-        return Extension(name, points, whole) if points or whole in extensions.known("commands") else None
+        points, known = self.extensions.get(name, []), extensions.known("commands") if self.name == "elman" else ()
+        return Extension(name, points) if points or name in known else None
 
 
 class Extension(TyperCommand):
     """A command of an extension. Its help is read from the source; the extension is imported when the command is called."""
 
-    def __init__(self, name: str, points: list[Any], whole: str) -> None:
+    def __init__(self, name: str, points: list[Any]) -> None:
         super().__init__(name)
-        self.points, self.whole = points, whole
+        self.points = points
 
     def get_short_help_str(self, limit: int = 45) -> str:
         self.help = extensions.summary(self.points[0])
@@ -116,7 +107,7 @@ class Extension(TyperCommand):
         """The command itself. Raises as `load_extension`."""
         assert self.name is not None
         app = _new_app()
-        _add(app, extensions.load_extension("commands", self.whole), self.name)
+        _add(app, extensions.load_extension("commands", self.name), self.name)
         return typer.main.get_command(app).commands[self.name]  # type: ignore[attr-defined]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -128,8 +119,7 @@ def build_app() -> typer.Typer:
     app = _new_app()
     for module, names in COMMANDS.items():
         for name in names:
-            made = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            _add(app, made, module if isinstance(made, typer.Typer) else name.rstrip("_"))
+            _add(app, getattr(importlib.import_module(f"{__name__}.{module}"), name), name.rstrip("_"))
     return app
 
 

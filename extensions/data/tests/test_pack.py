@@ -503,3 +503,19 @@ def test_a_vocabulary_with_numbers_that_no_token_has_is_as_large_as_its_last(las
     file = open_file(out)
     assert file.vocab_size == last + 1
     assert file.windows(np.zeros(1, np.int64), 2).tolist() == [[last, 2]]
+
+
+def test_data_info_prints_json(tmp_path, capsys):
+    def write(content: bytes) -> Path:
+        (tmp_path / "text").write_bytes(content)
+        return tmp_path / "text"
+
+    path = write(b"document one\x1edocument two\x1e" * 4000)
+    assert main(["data", "info", str(path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["size"] == path.stat().st_size
+    assert facts["training_bytes"] + facts["heldout_bytes"] == facts["size"]
+    assert facts["documents_in_first_16_MiB"] == 8000
+    for text, count in ((b"x" * 20_000, 1), (b"\x1e" * 20_000, 0), (b"\x1ea\x1e\x1eb" * 4000, 8000)):
+        assert main(["data", "info", str(write(text)), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["documents_in_first_16_MiB"] == count

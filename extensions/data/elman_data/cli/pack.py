@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from elman_core.extension import ConfigError, packed_manifest, print, read_bytes, require_text, write_text
+from elman_core.extension import ConfigError, print, read_bytes, require_text, write_text
 
 
 def pack(
@@ -33,6 +33,7 @@ def pack(
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from elman_core.extension import packed_manifest
     from elman_data.encode import How, read_tokenizer
     from elman_data.inputs import find, units
     from elman_data.packing import pack as pack_units

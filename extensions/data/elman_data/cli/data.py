@@ -1,4 +1,4 @@
-"""`elman data`: look at a training text."""
+"""Look at training texts, and pack them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import typer
 
-from ._text import print
+from elman_core.extension import print
 
-group = typer.Typer(help="Look at a training text.", no_args_is_help=True)
+from .pack import pack
+
+group = typer.Typer(help=__doc__, no_args_is_help=True)
+group.command()(pack)
 
 
 @group.command()
@@ -22,7 +25,7 @@ def info(
     """Show size, fingerprint, first documents and held-out split of FILE. Reads at most 16 MiB and some samples."""
     import numpy as np
 
-    from elman_core.data import PackedFile, TrainingWindows, heldout_offsets, open_file, split
+    from elman_core.extension import PackedFile, TrainingWindows, heldout_offsets, open_file, split
 
     data = open_file(file)
     parts = split(data.size, heldout)
