@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cli.export import DTYPES
     from .cli.generate import Storage, load_writer
     from .cli.inspect import variant_options
-    from .cli.train import read_settings
+    from .cli.train import leave, read_settings
     from .data import (
         Batch,
         ByteFile,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         heldout_offsets,
         open_file,
         split,
-        standard_library_corpus,
     )
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from .kernels.verify_cache import stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
+    from .model.checkpoint import load_checkpoint
     from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep, is_watched
     from .model.tokenizer import load_tokenizer, vocabulary_size, vocabulary_texts
@@ -136,20 +136,21 @@ __all__ = [
     "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors",
     "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict",
     "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode",
-    "known_keys", "launcher", "least_rows", "limit_of", "load_extension", "load_or_warn", "load_tokenizer", "load_writer",
-    "local_arch", "locked", "log_line", "matrix_case", "matrix_wide", "memory_in_use", "noise", "now", "on_device", "one_line",
-    "open_file", "open_lock", "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections",
-    "parse_size", "pick_device", "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put",
-    "python_include_dirs", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record",
-    "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern",
-    "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "split", "stamp", "standard_library_corpus",
-    "start", "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
+    "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint", "load_extension", "load_or_warn",
+    "load_tokenizer", "load_writer", "local_arch", "locked", "log_line", "matrix_case", "matrix_wide", "memory_in_use", "noise",
+    "now", "on_device", "one_line", "open_file", "open_lock", "open_regular", "open_text", "opened", "packages",
+    "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print", "printable",
+    "progress", "protocol_hash", "put", "python_include_dirs", "race", "ran_out", "read_bytes", "read_json", "read_line",
+    "read_metrics", "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text", "resolve",
+    "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "split", "stamp", "start",
+    "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
     "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
 ]  # fmt: skip
 
-_RECORDED = {
-    "CpuRecorder": "steps.recorder", "batched_step": "steps.step", "fingerprint": "steps.step",
-    **dict.fromkeys(("POINTWISE", "SAME", "Operation", "Tape", "memory"), "tape"),
+_MOVED = {
+    "standard_library_corpus": ("corpus", "demo", "commands"), "CpuRecorder": ("steps.recorder", "steps", "programs"),
+    **dict.fromkeys(("batched_step", "fingerprint"), ("steps.step", "steps", "programs")),
+    **dict.fromkeys(("POINTWISE", "SAME", "Operation", "Tape", "memory"), ("tape", "steps", "programs")),
 }  # fmt: skip
 
 
@@ -157,6 +158,7 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and which on
     _get = when_asked(__name__)
 
     def __getattr__(name: str) -> Any:
-        if name in _RECORDED:
-            raise ImportError(moved(f"{__name__}.{name}", "steps", f"{_RECORDED[name]}.{name}", "programs"))
+        if name in _MOVED:
+            module, point, kind = _MOVED[name]
+            raise ImportError(moved(f"{__name__}.{name}", point, f"{module}.{name}", kind))
         return _get(name)

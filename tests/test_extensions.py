@@ -232,11 +232,11 @@ def test_the_old_place_of_sizes_names_the_new_one() -> None:
         from elman_core.size import nothing  # noqa: F401
 
 
-@pytest.mark.parametrize("name", extension._RECORDED)
-def test_the_old_place_of_recorded_steps_names_the_new_one(name) -> None:
-    with pytest.raises(ImportError, match=rf"^elman_core\.extension\.{name} is elman_megakernel\.") as raised:
+@pytest.mark.parametrize("name", extension._MOVED)
+def test_the_old_place_of_a_name_for_extensions_names_the_new_one(name) -> None:
+    with pytest.raises(ImportError, match=rf"^elman_core\.extension\.{name} is elman_\w+\.") as raised:
         getattr(extension, name)
     module, _, new = str(raised.value).split()[2].rpartition(".")
     assert new == name
     assert getattr(importlib.import_module(module), name)
-    assert "pip install ./extensions/megakernel" in str(raised.value)
+    assert f"pip install ./extensions/{module.split('.')[0].removeprefix('elman_')}" in str(raised.value)

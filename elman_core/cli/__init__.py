@@ -28,7 +28,7 @@ from elman_core.registry.errors import did_you_mean, printable
 
 # The commands of each module; `_` ends what would hide a word of Python.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "inspect": ("list_", "show"), "train": ("train", "resume"), "evaluate": ("eval_",), "demo": ("demo",),
+    "inspect": ("list_", "show"), "train": ("train", "resume"), "evaluate": ("eval_",),
     "generate": ("generate",), "export": ("export",),
 }  # fmt: skip
 

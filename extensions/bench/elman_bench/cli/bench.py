@@ -73,7 +73,8 @@ def bench(
 
 def _text(data: Path | None) -> str:
     """The full path of the text."""
-    from elman_core.extension import require_text, standard_library_corpus
+    from elman_bench.corpus import standard_library_corpus
+    from elman_core.extension import require_text
 
     require_text(data)
     return str((data if data is not None else standard_library_corpus()).expanduser().resolve())

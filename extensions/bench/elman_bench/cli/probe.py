@@ -35,7 +35,8 @@ def probe(
     """
     import sys
 
-    from elman_core.extension import open_text, read_settings, standard_library_corpus
+    from elman_bench.corpus import standard_library_corpus
+    from elman_core.extension import open_text, read_settings
 
     flags = {
         "model.hidden_size": dim, "model.num_hidden_layers": depth, "train.batch_size": batch, "train.chunk_size": chunk,

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from elman_bench.cli import demo
 
-from elman_core.cli import demo, main
+from elman_core.cli import main
 from elman_core.registry import PluginError, list_variants, plugins
 
 

@@ -8,11 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from elman_core.kernels.build import cache_dirs
-from elman_core.registry.errors import DataError, StorageError
-from elman_core.storage import replacing
-
-from .bytes import SEPARATOR
+from elman_core.extension import ByteFile, DataError, StorageError, cache_dirs, replacing
 
 _LEFT_OUT = frozenset(
     {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -37,7 +33,7 @@ def standard_library_corpus() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as out:
             for text in documents(source):
-                out.write(text + bytes([SEPARATOR]))
+                out.write(text + bytes([ByteFile.separator]))
             if out.tell() == 0:
                 raise DataError(f"{source} holds no Python source text: give a file with --data FILE")
     except OSError as error:
@@ -52,5 +48,5 @@ def documents(folder: Path) -> Iterator[bytes]:
         for name in sorted(f for f in files if f.endswith(".py")):
             text = (Path(place) / name).read_bytes()
             is_utf8 = text.decode(errors="ignore").encode() == text
-            if text.strip() and SEPARATOR not in text and b"\0" not in text and is_utf8:
+            if text.strip() and ByteFile.separator not in text and b"\0" not in text and is_utf8:
                 yield text

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import typer
 
-from elman_core.registry import PluginError, list_variants, resolve
-
-from ._text import free_folder, print
+from elman_core import list_variants
+from elman_core.extension import PluginError, free_folder, print, resolve
 
 PRESET = "demo"
 PROMPTS = ("import ", "def ", "class ")
@@ -27,17 +26,15 @@ def demo(
 
     Needs no GPU and no download.
     """
-    from elman_core.data import standard_library_corpus
+    from elman_bench.corpus import standard_library_corpus
 
     corpus = standard_library_corpus()
     print("corpus      the source text of this Python's standard library")
 
     import torch
 
-    from elman_core.cli.train import leave, read_settings
-    from elman_core.model import byte_tokenizer
-    from elman_core.model.checkpoint import load_checkpoint
-    from elman_core.training.start import start
+    from elman_core import byte_tokenizer
+    from elman_core.extension import leave, load_checkpoint, read_settings, start
 
     name = choose_variant(variant)
     print(f"variant     {name}")
