@@ -9,6 +9,8 @@ import pytest
 import torch
 from broken_mixers import BROKEN, Sound, SoundConfig
 from elman_authors.testing import KernelContract, VariantContract, initial
+from elman_authors.testing.equation_contract import _assert_equal
+from elman_authors.testing.harness import assert_close
 from elman_authors.testing.mixer_contract import MixerContract
 from torch.autograd.gradcheck import GradcheckError
 
@@ -162,3 +164,12 @@ def test_a_weakened_contract_is_caught() -> None:
     Honest().test_contract_is_not_weakened()
     with pytest.raises(TypeError, match="replaces test_contract_is_not_weakened"):
         type("Sly", (VariantContract,), {"test_contract_is_not_weakened": None})
+
+
+def test_a_rounding_to_float32_is_told_from_a_wrong_equation() -> None:
+    x = torch.randn(64, dtype=torch.float64)
+    for wrong, told in ((x.float().double(), True), (1.01 * x, False)):
+        for compare in (lambda a: assert_close(a, x), lambda a: _assert_equal("y", a, x.numpy(), "{}")):
+            with pytest.raises(AssertionError) as caught:
+                compare(wrong)
+            assert ("as if a number passed float32" in str(caught.value)) == told

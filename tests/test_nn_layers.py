@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from elman_e42.mixer import E42Mixer
 
 from elman_core.nn import (
     CausalConv,
+    RecurrentMatrixConfig,
     RMSNorm,
+    WrapperConfig,
+    WrapperMixer,
     full_precision,
     l2_normalize,
     mamba_decay,
@@ -50,6 +54,33 @@ def test_the_window_of_16_bits_is_kept_in_float32_without_loss():
     assert torch.equal(end, window_BKC)
     with pytest.raises(ConfigError, match="7 taps need a window of 6 inputs, not 3"):
         CausalConv(5, 7)(u_TBC, window_BKC)  # a cache of another model
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_cell_of_a_tied_matrix_can_be_overridden(steps):
+    class Doubled(E42Mixer):
+        def cell(self, x_TBI, *rest):
+            y_TBI, state = super().cell(x_TBI, *rest)
+            return 2 * y_TBI, state
+
+    plain, x_BTD = E42Mixer(8, RecurrentMatrixConfig()), torch.randn(2, steps, 8)
+    doubled = Doubled(8, RecurrentMatrixConfig())
+    doubled.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(doubled(x_BTD)[0], 2 * plain(x_BTD)[0])
+
+
+class Decays(WrapperMixer):
+    def build_cell(self, inner):
+        self.rate = torch.nn.Parameter(torch.empty(inner))
+
+    def reset_cell(self):
+        self.rate.uniform_(1, 2).log_()
+
+
+def test_a_cell_draws_its_parameters_in_place():
+    rate = Decays(64, WrapperConfig()).rate
+    assert rate.requires_grad
+    assert 0 <= rate.min() < rate.max() <= math.log(2)
 
 
 @pytest.mark.parametrize("function", [RMSNorm(8), l2_normalize])

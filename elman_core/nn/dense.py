@@ -92,7 +92,8 @@ class DenseMixer(WrapperMixer):
         return self._recurrence(x_TBI, *rest)
 
     def cell_of_silu(self, u_TBI: Tensor, *rest: Any) -> tuple[Tensor, State]:
-        if self.input != "tied" or type(self).extras is not DenseMixer.extras:  # extras may be made of silu(u)
+        own = type(self)  # whose extras may be made of silu(u)
+        if self.input != "tied" or own.extras is not DenseMixer.extras or own.cell is not DenseMixer.cell:
             return self.cell(F.silu(u_TBI), *rest)
         return self._recurrence(u_TBI, *rest, silu=True)
 

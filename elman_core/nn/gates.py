@@ -46,7 +46,6 @@ class GatesMixer(WrapperMixer):
         gates = (self.w_h.shape[1],) * (self.heads * self.kernel.cell.gates)
         return super().stacked() | {"w_x.weight": gates, "w_h": gates}
 
-    @torch.no_grad()
     def reset_cell(self) -> None:
         for weight, draw in ((self.w_x.weight, xavier_uniform_), (self.w_h, orthogonal_)):
             for gate in weight.split(self.w_h.shape[1]):

@@ -68,7 +68,7 @@ class WrapperMixer(Mixer):
         raise NotImplementedError(f"{type(self).__name__}.build_cell")
 
     def reset_cell(self) -> None:
-        """Draw the parameters of the cell."""
+        """Draw the parameters of the cell, in place; called under no_grad."""
         raise NotImplementedError(f"{type(self).__name__}.reset_cell")
 
     @classmethod
@@ -123,6 +123,7 @@ class WrapperMixer(Mixer):
             return x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
         return state[name].to(compute_dtype(x_TBI))
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         for projection in (self.in_proj, self.out_proj):
             if self.config.mamba2_init:

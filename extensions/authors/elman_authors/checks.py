@@ -223,6 +223,7 @@ def tests_of(folder: Path) -> tuple[int, str]:
     if done.returncode:
         kinds = ("FAILED", "ERROR"), "E ", "INTERNALERROR>"  # the last line of an error in pytest itself says why
         failed, why, inside = ([line for line in lines if line.startswith(kind)] for kind in kinds)
+        failed = list({line.partition(" - ")[2] or line: line for line in reversed(failed)}.values())[::-1]
         why = list(dict.fromkeys(line for line in why if re.match(r"E +[\w.]+: ", line))) or why  # each reason once
         lines = [*failed[:8], *why[:8], *inside[-1:], lines[-1]]
     return done.returncode, "\n".join(lines if done.returncode else lines[-1:])

@@ -67,7 +67,9 @@ def render(name: str, folder: Path, source: str | None = None, skeleton: str = "
 
 def equations(target: Path, files: Iterable[str]) -> list[str]:
     """FILE:LINES of every place in words, comments and code that says what the variant computes, to be changed with it."""
-    says = re.compile(r"_t\b.* = |=.*_t\b|\b[A-Za-z]' |summary=|equation=|def step|(forward|backward|line)\(")
+    says = re.compile(
+        r"_t\b.* = |=.*_t\b|\b[A-Za-z]' |summary=|equation=|update=|readout=|Maps\(|def step|(forward|backward|line)\("
+    )
     found = []
     for path in files:
         lines = (target / path).read_text(encoding="utf-8").splitlines()

@@ -44,6 +44,17 @@ def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
     assert said.startswith("1 passed")
     test.write_text("def test_it() -> None: assert False\n")
     assert checks.tests_of(tmp_path)[0] == 1
+    test.write_text("\n".join(f"def test_{i}(): raise OSError('of {i % 2}')" for i in range(6)))
+    code, said = checks.tests_of(tmp_path)
+    assert (code, said.count("FAILED"), said.count("- OSError: of 0"), said.count("6 failed")) == (1, 2, 1, 1)
+
+
+def test_the_lines_that_say_the_equation_are_named(tmp_path: Path) -> None:
+    folder, files = render("e99", tmp_path)
+    lines = (folder / "elman_e99" / "op.py").read_text().splitlines()
+    on_a_cpu = [i for i, line in enumerate(lines, 1) if "lambda" in line]
+    assert len(on_a_cpu) == 2
+    assert f"elman_e99/op.py:{','.join(map(str, on_a_cpu))}" in equations(folder, files)
 
 
 def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from elman_core import option
@@ -34,7 +33,6 @@ class E34Mixer(ElementwiseMixer):
     def vectors(self) -> list[Tensor]:
         return [self.delta.tanh() if self.config.bound == "tanh" else self.delta.clamp(-0.99, 0.99)]
 
-    @torch.no_grad()
     def reset_cell(self) -> None:
         super().reset_cell()
         if self.config.mamba2_init:

@@ -57,5 +57,4 @@ class E56Mixer(DenseMixer):
             return
         nn.init.normal_(self.w, std=0.02)
         right = torch.empty_like(self.w[:, self.inner :])
-        with torch.no_grad():
-            self.w[:, self.inner :] = s4d_(right) if init == "s4d" else orthogonal_(right, 0.999)
+        self.w[:, self.inner :] = s4d_(right) if init == "s4d" else orthogonal_(right, 0.999)

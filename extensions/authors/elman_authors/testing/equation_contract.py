@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from elman_core.extension import WrapperMixer, config_to_dict
 
-from .harness import Harness, Options, clone
+from .harness import Harness, Options, clone, rounded
 from .oracle import Arrays, Form, Row
 
 LIMIT = 1e-9
@@ -119,6 +119,7 @@ def _assert_equal(name: str, tensor: Tensor | None, expected: np.ndarray, said: 
     assert actual.shape == expected.shape, f"{name}: shape {actual.shape}, expected {expected.shape} ({said})"
     error = float(np.linalg.norm(actual - expected))
     what = name if name in ("y", "x") or name.startswith(("end", "start")) else f"the gradient of {name}"
+    why = rounded(error / max(size, 1e-12))
     assert error <= LIMIT * size or error < 1e-12 > size, (
-        f"{what} differs from the equation by {error:.1e}, where its norm is {size:.1e} ({said})"
+        f"{what} differs from the equation by {error:.1e}, where its norm is {size:.1e}{why} ({said})"
     )

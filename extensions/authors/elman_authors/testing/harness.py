@@ -22,6 +22,11 @@ EXACT = 1e-10
 Options = Mapping[str, Any]
 
 
+def rounded(error: float) -> str:
+    """What a relative error of float64 means that has the size of a rounding to float32."""
+    return ", as if a number passed float32: make it compute_dtype(x), not float()" if 1e-10 < error < 1e-6 else ""
+
+
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = EXACT, what: str = "result") -> None:
     """Same shape, and the largest difference within `tolerance` of the largest element (or of 1e-3 if all are smaller)."""
     assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
@@ -29,7 +34,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = EXACT, wha
     if actual.numel():
         scale = max(expected.abs().max().item(), 1e-3)
         error = (actual.double() - expected.double()).abs().max().item() / scale
-        assert error <= tolerance, f"{what}: relative error {error:.2e}, limit {tolerance:.0e}"
+        assert error <= tolerance, f"{what}: relative error {error:.2e}, limit {tolerance:.0e}{rounded(error)}"
 
 
 def assert_identical(actual: Tensor, expected: Tensor, what: str) -> None:
