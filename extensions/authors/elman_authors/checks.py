@@ -205,10 +205,12 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def _for_gpus_alone(header: Path) -> str:
-    """Return the place in a cell header that its build for a CPU does not read."""
+    """Return the place in a cell header that its build for a CPU does not read, or not wholly."""
     lines = header.read_text(encoding="utf-8").splitlines()
-    number = next((i for i, line in enumerate(lines, 1) if "__CUDA_ARCH__" in line), None)
-    return f"__CUDA_ARCH__ in line {number} of {header.name}" if number else f"what only a GPU reads in {header.name}"
+    for word in ("__CUDA_ARCH__", "backward_uses_r =", "scalar_keep =", "delta ="):
+        if number := next((i for i, line in enumerate(lines, 1) if word in line), None):
+            return f"{word.removesuffix(' =')} in line {number} of {header.name}"
+    return f"what only a GPU reads in {header.name}"
 
 
 def tests_of(folder: Path) -> tuple[int, str]:

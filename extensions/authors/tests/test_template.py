@@ -57,6 +57,16 @@ def test_the_lines_that_say_the_equation_are_named(tmp_path: Path) -> None:
     assert f"elman_e99/op.py:{','.join(map(str, on_a_cpu))}" in equations(folder, files)
 
 
+def test_check_names_the_word_of_a_header_that_only_a_gpu_follows(tmp_path: Path) -> None:
+    folder, _ = render("e99", tmp_path, skeleton="matrix")
+    header = folder / "elman_e99" / "csrc" / "e99_cell.h"
+    text = header.read_text()
+    line = text[: text.index("backward_uses_r =")].count("\n") + 1
+    assert checks._for_gpus_alone(header) == f"backward_uses_r in line {line} of e99_cell.h"
+    header.write_text(text.replace("#pragma once", "#ifdef __CUDA_ARCH__"))
+    assert checks._for_gpus_alone(header) == "__CUDA_ARCH__ in line 2 of e99_cell.h"
+
+
 def test_check_says_that_an_installed_plugin_is_broken(tmp_path: Path) -> None:
     folder, _ = render("e99", tmp_path)
     op = folder / "elman_e99" / "op.py"
