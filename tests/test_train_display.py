@@ -97,14 +97,19 @@ def test_an_evaluation_has_a_bar_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("variant", "steps", "whole"),
-    [("e42", 720, "10.0 hours"), ("e88:conv_linear", 60, "50.0 minutes"), ("transformer", 6, "5.0 minutes")],
+    ("variant", "length", "whole"),
+    [
+        ("e42", {"steps": 720}, ", 10.0 hours in all"),
+        ("e88:conv_linear", {"steps": 60}, ", 50.0 minutes in all"),
+        ("transformer", {"steps": 6}, ", 5.0 minutes in all"),
+        ("e42", {"minutes": 5 / 3}, ""),
+    ],
 )
 def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(
-    variant, steps, whole, text, tmp_path, monkeypatch
+    variant, length, whole, text, tmp_path, monkeypatch
 ):
-    length = f"train.steps={steps}"
-    asked = settings(text, f"model.variant={variant}", "model.hidden_size=64", length, "train.accumulate=2")
+    asked = settings(text, f"model.variant={variant}", "model.hidden_size=64", "train.accumulate=2")
+    asked = replace(asked, train=replace(asked.train, **{"steps": None, **length}))
     trainer = start(asked, tmp_path / "run", quiet=True)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()} | {"random": torch.get_rng_state()}
     assert 0 < seconds_a_step(trainer.model, 2, 16, 2) < 60
@@ -116,7 +121,9 @@ def test_a_slow_cpu_is_said_before_the_first_step_and_trying_it_changes_nothing(
     monkeypatch.setattr(trainer, "_one_step", lambda: os.kill(os.getpid(), signal.SIGINT))
     trainer.fit()
     said = (tmp_path / "run" / "console.log").read_text()
-    assert f"slow: about 50 s a step, {whole} in all on this CPU (layers 0" in said
+    assert f"slow: about 50 s a step{whole} on this CPU (layers 0" in said
+    assert ("--minutes 10 limits the run" in said) == bool(whole)
+    assert ("1.667 minutes, wsd" in said) == (not whole)
 
 
 @pytest.mark.parametrize(

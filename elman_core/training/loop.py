@@ -238,9 +238,10 @@ class Trainer:
             minutes = ((train.steps or 0) - self.step) * seconds / 60
             left = f"{minutes / 60:,.1f} hours" if minutes >= 60 else f"{minutes:,.1f} minutes"
             left = f", {left} in all" if train.steps else ""
+            limit = "" if train.minutes else "; --minutes 10 limits the run"
             self.display.say(
                 f"slow: about {seconds:,.0f} s a step{left} on this CPU ({'; '.join(backends(self.model))}); "
-                "a GPU is much faster (elman doctor); --minutes 10 limits the run"
+                f"a GPU is much faster (elman doctor){limit}"
             )
 
     def _observe(self, hook: str, **arguments: Any) -> None:

@@ -211,7 +211,7 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
         return  # no step has a learning rate
     length, of, most = f"{train.steps} steps", "steps", ""
     if train.minutes is not None:
-        length, of, most = f"{train.minutes:g} minutes", "time", ", at most a tenth of the time"
+        length, of, most = f"{train.minutes:.4g} minutes", "time", ", at most a tenth of the time"
     marks = ", ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in plan.schedule.at_landmarks().items())
     rates = f"learning rate by share of the {of}: {marks}"
     yield f"schedule    {length}, {train.schedule}, warm-up {train.warmup} steps{most}; {rates}"

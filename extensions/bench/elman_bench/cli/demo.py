@@ -1,4 +1,4 @@
-"""`elman demo`: everything in two minutes, on text that is already on this machine."""
+"""`elman demo`: everything in about three minutes, on text that is already on this machine."""
 
 from __future__ import annotations
 
