@@ -727,6 +727,14 @@ def test_the_lines_of_python_of_the_page_run(served, capsys):
     assert len(capsys.readouterr().out) > 60
 
 
+def test_a_port_in_use_says_what_to_give():
+    with (
+        _listen("127.0.0.1", 0) as listening,
+        pytest.raises(ConfigError, match="; give another --port or --host"),
+    ):
+        _listen(*listening.getsockname())
+
+
 def test_answers_do_not_wait_for_acknowledgements():
     with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()

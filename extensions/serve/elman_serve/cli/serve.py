@@ -118,7 +118,7 @@ def _listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}"
+            f"cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}; give another --port or --host"
         ) from error
     # asyncio sets this only on sockets that name their protocol
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
