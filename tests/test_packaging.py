@@ -41,6 +41,7 @@ def test_the_default_requirements_are_packages_of_this_repository() -> None:
             "checkpoints",
             "extensions/authors",
             "extensions/bench",
+            "extensions/data",
             "extensions/megakernel",
         }
         < folders
