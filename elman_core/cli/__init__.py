@@ -16,7 +16,8 @@ import logging
 import os
 import sys
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -45,8 +46,11 @@ LONGEST = 2000
 _UsageError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
-class _Commands(TyperGroup):
-    """The commands of the core, and behind them those of extensions; or those of a group."""
+class _Group(TyperGroup):
+    """A group of commands. sections: titles of its help with names below them. rest: the title of all others."""
+
+    sections: ClassVar[Mapping[str, str]] = {}
+    rest = "Commands"
 
     def invoke(self, ctx: Any) -> Any:
         """As the base class, but an interrupt stays an interrupt: newer versions of typer exit without a message."""
@@ -56,40 +60,46 @@ class _Commands(TyperGroup):
             raise typer.Abort from error
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As the base class, but a name that is near one of an extension's commands is said to be near it, too."""
+        """As the base class, but a name is compared with all that `list_commands` has, also those of extensions."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:
             error.message = f"No such command {args[0]!r}.{did_you_mean(args[0], self.list_commands(ctx))}"
             raise
 
-    @functools.cached_property
-    def extensions(self) -> dict[str, Any]:
-        return extensions.extensions("commands") if self.name == "elman" else {}
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in self.extensions if name not in own)]
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The commands by section, each with the first sentence of its help."""
-        sections = {title: names.split() for title, names in SECTIONS.items()} if self.name == "elman" else {}
+        sections = {title: names.split() for title, names in self.sections.items()}
         named = [name for names in sections.values() for name in names]
         there = self.list_commands(ctx)
-        sections["Extensions" if sections else "Commands"] = [n for n in there if n not in named]
+        sections[self.rest] = [n for n in there if n not in named]
         width = max(map(len, there))
         for title, names in sections.items():
-            shown = [(n.ljust(width), self.get_command(ctx, n)) for n in names if n in there]
+            shown: list[Any] = [(n.ljust(width), self.get_command(ctx, n)) for n in names if n in there]
             rows = [(name, command.get_short_help_str(formatter.width)) for name, command in shown]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+
+class _Commands(_Group):
+    """The commands of the core, and behind them those of extensions."""
+
+    sections, rest = SECTIONS, "Extensions"
+
+    @functools.cached_property
+    def extensions(self) -> dict[str, Any]:
+        return extensions.extensions("commands")
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in self.extensions if name not in own)]
+
     def get_command(self, ctx: Any, name: str) -> Any:
         if (own := super().get_command(ctx, name)) is not None:
             return own
-        points, known = self.extensions.get(name, []), extensions.known("commands") if self.name == "elman" else ()
-        return Extension(name, points) if points or name in known else None
+        points = self.extensions.get(name, [])
+        return Extension(name, points) if points or name in extensions.known("commands") else None
 
 
 class Extension(TyperCommand):
@@ -139,7 +149,7 @@ def _new_app() -> typer.Typer:
 def _add(app: typer.Typer, made: Any, name: str) -> None:
     """Add a command, which is a function, or a group of commands."""
     if isinstance(made, typer.Typer):
-        app.add_typer(made, name=name, cls=_Commands)
+        app.add_typer(made, name=name, cls=_Group)
     else:
         app.command(name)(made)
 

@@ -36,9 +36,9 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from elman_core.registry.checks import said_when_slow
-from elman_core.registry.errors import CheckpointError, KernelError
+from elman_core.registry.errors import CheckpointError, KernelError, StorageError
 from elman_core.registry.installing import how_to_install
-from elman_core.storage import read_bytes, read_json, write_json
+from elman_core.storage import read_bytes, read_json, write_json, write_text
 
 from . import toolchain
 
@@ -279,10 +279,8 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
     before = _modified(failure)
     with locked(folder, target.stem):
         if _modified(failure) not in (None, before):  # in another process, while this one waited
-            _failed[target] = KernelError(failure.read_text())
-        if (
-            target in _failed
-        ):  # a failed compilation is not repeated for every size, thread and rank that needs this module
+            _failed[target] = KernelError(read_bytes(failure).decode())
+        if target in _failed:  # not compiled again for every size, thread and rank that needs it
             raise _failed[target]
         if not _is_whole(target):  # another process may have built it while this one waited
             if target.exists():
@@ -291,8 +289,8 @@ def build(extension: Extension, arch: str, out: Path | None = None) -> Path:
                 _compile(extension, arch, target)
             except KernelError as error:
                 _failed[target] = error
-                with contextlib.suppress(OSError):
-                    failure.write_text(str(error))
+                with contextlib.suppress(StorageError):
+                    write_text(failure, str(error))
                 raise
             except OSError as error:
                 raise KernelError(f"cannot write {target}: {error.strerror or error}") from error

@@ -156,7 +156,6 @@ def _decoding() -> list[Row]:
 
 
 def _plugins() -> list[Row]:
-
     loaded = plugins()
     rows = [
         _row(o.package, "ok", f"{o.version}: {', '.join(v.name for v in o.variants)}") for o in loaded.owners.values()
@@ -183,7 +182,6 @@ def _extensions() -> list[Row]:
 
 
 def _variants() -> list[Row]:
-
     loaded = plugins()
     rows = []
     for name, entry in sorted(loaded.installed.items()):
