@@ -65,7 +65,7 @@ def test_a_module_is_the_one_for_the_current_gpu(gpus, monkeypatch):
     monkeypatch.setattr(
         matrix_native.launch,
         "opened",
-        lambda what, *_: SimpleNamespace(arch=build.local_arch(what), info=lambda: (1, 0, 0, 16)),
+        lambda what, *_: SimpleNamespace(arch=build.local_arch(what), info=lambda: (0, 0, 16)),
     )
     monkeypatch.setattr(dense_run, "plan_for", lambda *_: Plan("grid"))
     size = Size(16, 16, torch.bfloat16, "00_0_0_0_00")

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from elman_core.kernels import Maps, MatrixKernel
 from elman_core.kernels.build import build
+from elman_core.kernels.matrix import native
 from elman_core.kernels.matrix.problems import case
+from elman_core.kernels.matrix.spec import Size
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
 from elman_core.registry import ConfigError
@@ -106,12 +108,14 @@ EMULATED = {
     "gdn2": (
         case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
         case((1, 17, 1, 36, 20), f16, masked=True),
+        case((1, 18, 1, 128, 128), bf16, wide=1, masked=True),
     ),
     "written": (case((1, 37, 1, 52, 128), bf16, masked=True, packed=True), case((1, 19, 1, 100, 24), f16)),
     "rwkv7": (
         case((2, 20, 3, 16, 16), bf16, fused=True, masked=True, packed=True),
         case((1, 18, 1, 32, 24), bf16, wide=0b101),
         case((1, 19, 2, 64, 64), bf16, wide=0b001, masked=True, packed=True),
+        case((1, 18, 1, 128, 72), bf16, wide=0b001, packed=True),  # two blocks backward, one forward
         case((1, 18, 1, 8, 20), f32),
     ),
     "tanh_last": (
@@ -196,6 +200,19 @@ def test_the_gpu_source_equals_the_reference(name: str, problem: Case, kernels: 
     need_host_compiler()
     report = verify(kernels[name].spec(), "emulated", cases=[problem], opcheck=False)
     assert report.passed, "\n".join(failures(report))
+
+
+def test_few_heads_with_vectors_are_shared_by_more_blocks(
+    kernels: dict[str, MatrixKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_host_compiler()
+    monkeypatch.setenv("EMULATED_MULTIPROCESSORS", "2")
+    cell, problem = kernels["kimi_delta"].cell, case((1, 18, 1, 128, 72), bf16, wide=1, masked=True)
+    report = verify(kernels["kimi_delta"].spec(), "emulated", cases=[problem], opcheck=False)
+    assert report.passed, "\n".join(failures(report))
+    size = Size(128, 72, bf16, cell.form(Maps(), (), True, wide=1))
+    module = native.load(cell, "cuda", size, None)
+    assert [module.ask("parts", batch, 1) for batch in (1, 2)] == [2, 1]
 
 
 def test_elman_check_runs_large_heads_of_every_cell(kernels: dict[str, MatrixKernel]) -> None:

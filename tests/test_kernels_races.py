@@ -39,6 +39,7 @@ PROGRAMS = {  # to numbers of heads
     matrix(32, 24, bf16, FUSED, of=e97): 3,
     matrix(32, 32, bf16, FUSED, of=e97): 3,  # results straight to memory
     matrix(64, 72, bf16, FUSED, of=e97): 1,
+    matrix(128, 72, bf16, FUSED, of=e97): 1,  # eight warps and their helpers
     matrix(20, 24, f32, FUSED, write=True, of=e97): 1,
     matrix(16, 24, bf16, of=e75): 3,  # learned constants are folded, too
     matrix(32, 32, bf16, of=e75): 1,

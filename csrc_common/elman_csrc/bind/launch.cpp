@@ -208,9 +208,9 @@ class Module {
     return reinterpret_cast<Number (*)(Number, Number, Number)>(must_find(function))(n[0], n[1], n[2]);
   }
   py::tuple info() const {
-    std::int64_t out[4] = {};
+    std::int64_t out[3] = {};
     reinterpret_cast<void (*)(std::int64_t*)>(must_find("info"))(out);
-    return py::make_tuple(out[0], out[1], out[2], out[3]);
+    return py::make_tuple(out[0], out[1], out[2]);
   }
   // Finds a function that takes a call. On the host there is one per dtype.
   void* must_find(const std::string& function, int dtype = -1) const {

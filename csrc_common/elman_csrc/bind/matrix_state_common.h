@@ -24,7 +24,7 @@ using Cell = ELMAN_CELL;
 using elman::at;
 
 struct Options {
-  static constexpr bool linear = ELMAN_LINEAR, packed = ELMAN_PACKED;
+  static constexpr bool linear = ELMAN_LINEAR, packed = ELMAN_PACKED, one_group = false;
   static constexpr unsigned silu = ELMAN_SILU, l2 = ELMAN_L2, shared = ELMAN_SHARED, wide = ELMAN_WIDE;
   static constexpr elman::ScalarKind kind0 = static_cast<elman::ScalarKind>(ELMAN_KIND0),
                                      kind1 = static_cast<elman::ScalarKind>(ELMAN_KIND1),

@@ -33,7 +33,7 @@ const char* run(const MatrixCall& c, bool back) {
 
 }  // namespace
 
-ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[3] = 1, out[1] = out[2] = 0; }
+ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[1] = 0, out[2] = 1; }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) { return run(*c, false); }
 

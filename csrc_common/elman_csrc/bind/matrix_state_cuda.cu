@@ -10,22 +10,43 @@ namespace {
 
 namespace matrix = elman::matrix;
 
-template <int lines, int steps, int heads, bool forward = false>
-using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, Options, lines, steps, heads, forward>;
-template <int heads>
-using ForwardPlan = Plan<2, 16, heads, true>;  // lines per lane, steps per segment
-template <int heads>
-using BackwardPlan = Plan<ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, heads>;
+struct OneGroup : Options {
+  static constexpr bool one_group = true;
+};
+
+template <class O, int lines, int steps, int heads, bool forward = false>
+using Plan = matrix::Plan<ELMAN_ROWS, ELMAN_LINES, elman::Stored<ELMAN_DTYPE>, Cell, O, lines, steps, heads, forward>;
+template <int heads, class O = Options>
+using ForwardPlan = Plan<O, 2, 16, heads, true>;  // lines per lane, steps per segment
+template <int heads, class O = Options>
+using BackwardPlan = Plan<O, ForwardPlan<4>::most_lines, ForwardPlan<4>::segment, heads>;
+
+template <std::size_t of_one>
+using Fitting = std::conditional_t<of_one <= matrix::kMostShared, Options, OneGroup>;
+using ForwardOptions = Fitting<matrix::forward_shared<ForwardPlan<1>>()>;
+using BackwardOptions = Fitting<matrix::backward_shared<BackwardPlan<1>>()>;
 
 constexpr int heads_that_fit(std::size_t of_one) {
   return 4 * of_one <= matrix::kMostShared ? 4 : 2 * of_one <= matrix::kMostShared ? 2 : 1;
 }
+template <class O>
 constexpr int most_forward_heads() {  // 7: a head uses two barriers, and a block has 16
-  constexpr std::size_t of_one = matrix::forward_shared<ForwardPlan<1>>();
+  constexpr std::size_t of_one = matrix::forward_shared<ForwardPlan<1, O>>();
   return ForwardPlan<1>::straight ? std::min<int>(7, matrix::kMostShared / of_one) : heads_that_fit(of_one);
 }
-using Forward = ForwardPlan<most_forward_heads()>;
-using Backward = BackwardPlan<heads_that_fit(matrix::backward_shared<BackwardPlan<1>>())>;
+template <class O>
+using Forwards = ForwardPlan<most_forward_heads<O>(), O>;
+template <class O>
+using Backwards = BackwardPlan<heads_that_fit(matrix::backward_shared<BackwardPlan<1, O>>()), O>;
+using Forward = Forwards<ForwardOptions>;
+using Backward = Backwards<BackwardOptions>;
+// Where so few heads run that each has more than one multiprocessor, blocks with fewer warps are faster.
+using FewForward = std::conditional_t<Forward::two_groups && (Cell::vectors > 0), Forwards<OneGroup>, Forward>;
+using FewBackward = std::conditional_t<Backward::two_groups && (Cell::vectors > 0), Backwards<OneGroup>, Backward>;
+template <class Few>
+bool few(std::int64_t heads) {
+  return Few::PARTS * heads <= elman::multiprocessors();
+}
 
 matrix::Sizes sizes(const MatrixCall& c) {
   return {static_cast<int>(c.batch), static_cast<int>(c.steps), static_cast<int>(c.heads), 0};
@@ -60,11 +81,14 @@ const char* said(cudaError_t e) { return e == cudaSuccess ? nullptr : cudaGetErr
 }  // namespace
 
 ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
-  out[0] = Backward::PARTS;
-  out[1] = std::max<std::int64_t>(matrix::forward_shared<Forward>(), matrix::backward_shared<Backward>());
-  out[2] = Backward::part_width;
-  out[3] = Options::wide ? 16 : 1;
-  for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_line}) out[3] = std::max<std::int64_t>(out[3], piece);
+  out[0] = std::max<std::int64_t>(matrix::forward_shared<Forward>(), matrix::backward_shared<Backward>());
+  out[1] = Backward::part_width;
+  out[2] = Options::wide ? 16 : 1;
+  for (int piece : {Forward::piece_kq, Forward::piece_line, Backward::piece_line}) out[2] = std::max<std::int64_t>(out[2], piece);
+}
+// The blocks that share a head in the backward of `batch` rows of `heads` heads.
+ELMAN_EXPORT std::int64_t elman_matrix_parts(std::int64_t batch, std::int64_t heads) {
+  return few<FewBackward>(batch * heads) ? FewBackward::PARTS : Backward::PARTS;
 }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
@@ -75,7 +99,8 @@ ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   a.o = at<void>(c->o), a.saved = at<void>(c->saved);
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]);
   a.starts = at<unsigned char>(c->starts), a.third = third(*c);
-  return said(matrix::launch_forward<Forward>(a, at<CUstream_st>(c->stream)));
+  const bool narrow = few<FewForward>(c->batch * c->heads);
+  return said((narrow ? matrix::launch_forward<FewForward> : matrix::launch_forward<Forward>)(a, at<CUstream_st>(c->stream)));
 }
 
 ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
@@ -92,5 +117,6 @@ ELMAN_EXPORT const char* elman_matrix_backward(const MatrixCall* c) {
   for (int i = 0; i < Cell::params; i++) a.param[i] = at<float>(c->param[i]), a.dparam[i] = at<float>(c->dparam[i]);
   a.dhead = at<float>(c->dhead), a.parts = at<float>(c->parts), a.starts = at<unsigned char>(c->starts);
   a.third = third(*c);
-  return said(matrix::launch_backward<Backward>(a, at<CUstream_st>(c->stream)));
+  const bool narrow = few<FewBackward>(c->batch * c->heads);
+  return said((narrow ? matrix::launch_backward<FewBackward> : matrix::launch_backward<Backward>)(a, at<CUstream_st>(c->stream)));
 }

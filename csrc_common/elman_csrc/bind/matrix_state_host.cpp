@@ -26,7 +26,7 @@ Driver driver(const MatrixCall& c) {
 
 }  // namespace
 
-ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[3] = 1, out[1] = out[2] = 0; }
+ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = out[1] = 0, out[2] = 1; }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false, elman::matrix::kInterval)) return wrong;

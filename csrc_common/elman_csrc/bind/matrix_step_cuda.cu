@@ -16,9 +16,7 @@ using Wide = Plan<matrix::power_from(8, ELMAN_LINES < 32 ? ELMAN_LINES : 32)>;
 
 }  // namespace
 
-ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) {
-  out[0] = out[3] = 1, out[1] = sizeof(matrix::StepShared<Wide>), out[2] = 0;
-}
+ELMAN_EXPORT void elman_matrix_info(std::int64_t* out) { out[0] = sizeof(matrix::StepShared<Wide>), out[1] = 0, out[2] = 1; }
 
 ELMAN_EXPORT const char* elman_matrix_forward(const MatrixCall* c) {
   if (const char* wrong = refuse(*c, false, int(c->interval))) return wrong;

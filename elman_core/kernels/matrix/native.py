@@ -86,7 +86,7 @@ def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any
     library = launch.opened(extension(cell, target, size), FAMILY, index is None)
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)
-        need = library.info()[1]
+        need = library.info()[0]
         if need > most.shared_memory_per_block_optin:
             raise KernelUnavailableError(
                 f"{cell.name}: N={size.rows} V={size.columns} in {size.dtype} needs {need} bytes of shared memory a block, "
@@ -107,7 +107,7 @@ def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
     step = target == "step"
     with launch.on(first):
         module = load(cell, "cuda" if step else target, Size(N, V, first.dtype, form, step), first.device.index)
-        align = module.info()[3] if target != "host" else 0
+        align = module.info()[2] if target != "host" else 0
         if (packed := given.pop("packed", None)) is not None:
             widths = [H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)
             keys = _heads(launch.aligned(packed, 0).split(widths, -1), H)
@@ -135,7 +135,7 @@ def _heads(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
 
 def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> None:
     """The gradients; those of packed inputs are slices of one tensor if the kernel can write them."""
-    parts, _, width, align = module.info()
+    _, width, align = module.info()
     dpacked, dmamba, (B, T, H, V) = given.pop("dpacked", None), given.pop("dmamba", None), given["dy"].shape
     given["dparam"], inside = list(given.pop("dparams", ())), False
     dscalar = given["dscalar"] = [x for x in given["dscalar"] if x.numel()]
@@ -152,6 +152,7 @@ def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> N
             made = [dpacked.new_empty(B, T, H, n // H) for n in widths]
         given["dq"], given["dk"], *rows = made
         given |= {"dvector": rows[: len(cell.vectors)], "dline": rows[len(cell.vectors) :]}
+    parts = _parts(module, B, H, values["backend"])
     slices = _slices(B, parts * T * H * width * 4, workspace(given["dy"].device)) if parts > 1 else [None]
     for i, batch in enumerate(slices):
         dhead = _backward_rows(module, batch, given, dmamba, values["backend"])
@@ -165,16 +166,21 @@ def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> N
 
 def _backward_rows(module: Any, batch: slice | None, given: Values, dmamba: Tensor | None, target: Target) -> Any:
     """Runs these rows of the batch. Returns the shares of the gradients of A_log and dt_bias (parts, 2, rows, H), if any."""
-    parts, _, width, _ = module.info()
     some = {name: part(x, batch) if name in _BATCHED else x for name, x in given.items()}
     rows, T, H, _ = some["dy"].shape
-    space = some["ds0"].new_empty(parts * rows * T * H * width) if parts > 1 else None
+    parts = _parts(module, rows, H, target)
+    space = some["ds0"].new_empty(parts * rows * T * H * module.info()[1]) if parts > 1 else None
     dhead = da_log = ddt_bias = None
     if dmamba is not None:  # the host adds up over the batch, onto zeros that it writes itself
         dhead = dmamba.new_empty(parts, 2, 1 if target == "host" else rows, H)
         da_log, ddt_bias = dhead[0]
     module.run("backward", **some, dhead=dhead, da_log=da_log, ddt_bias=ddt_bias, parts=space)
     return dhead
+
+
+def _parts(module: Any, rows: int, heads: int, target: Target) -> int:
+    """The blocks of a GPU that share a head."""
+    return module.ask("parts", rows, heads) if target == "cuda" else 1
 
 
 def workspace(device: torch.device) -> int:

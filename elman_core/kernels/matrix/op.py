@@ -240,5 +240,11 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        sizes, parsed = (2, 101 if self.cell.delta and rows > 32 else 49, 3, rows, columns), Form.parse(form)
-        return [problems.case(sizes, dtype, maps=maps, on=on, packed=parsed.packed, wide=parsed.wide)]
+        steps, parsed = 101 if self.cell.delta and rows > 32 else 49, Form.parse(form)
+        batches = (2, 70) if self.cell.vectors and rows > 64 else (2,)  # a GPU divides few heads among more blocks
+        return [
+            problems.case(
+                (batch, steps, 3, rows, columns), dtype, maps=maps, on=on, packed=parsed.packed, wide=parsed.wide
+            )
+            for batch in batches
+        ]

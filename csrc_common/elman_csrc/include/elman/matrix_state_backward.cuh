@@ -104,14 +104,19 @@ __device__ __forceinline__ void reach_state(Packed<P>& state, BackwardShared<P>&
 // The helpers of a team. Segments run from the last to the first: number j is segment `segments` - 1 - j. While j is walked, helpers fetch j + 2, make
 // j + 1 ready and store the gradients of j - 1.
 template <class P>
-__device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a, const Place<P>& at, int segments) {
+__device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& a,
+                                     std::conditional_t<P::renews, Place<P>, const Place<P>&> at, int segments) {
   Scalars<P> sc(a, at.h), early = sc;  // early: for the segment to pass over
   HeadSums sums;
   Folding<P> folding(a.param, at);
   Constants<P> par;
   Packed<P> start;
   if constexpr (P::ahead) read_constants<P>(par, a.param, at);
+  const auto renew = [&] {  // as in help_blocked
+    if constexpr (P::renews) at.lane = afresh(threadIdx.x % 32), at.tl = at.tw * 32 + at.lane;
+  };
   auto bring = [&](int j, int raw) {
+    renew();
     if (j < segments) bring_inputs<P>(sm, a, at, segments - 1 - j, raw);
   };
   auto state = [&](int j) {
@@ -124,6 +129,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
     }
   };
   auto ready = [&](int j, int raw) {
+    renew();
     if (j < segments) make_ready<P, P::backward_ready>(sm.x[j & 1], sm.raw[raw], sc, folding, at.tl);
     if (j + 1 < segments) sc.fetch(a.in, a.n, at.b, at.h, (segments - 2 - j) * P::steps, at.tl);
   };
@@ -142,6 +148,7 @@ __device__ __forceinline__ void help(BackwardShared<P>& sm, const BackwardArgs& 
   for (int j = 0; j < segments; j++) {
     state(j + 1);
     __pipeline_commit();
+    renew();
     if (j > 0) give_gradients<P>(a, sm, at, segments - j, (j - 1) & 1, before, sc, sums, folding);
     if constexpr (P::large && !P::ahead) team_sync<P>(at.team);
     __pipeline_wait_prior(1);  // the inputs of j + 1, requested a whole round ago

@@ -1,7 +1,8 @@
 // The C interface of the matrix-state modules, host, CPU and CUDA: the arguments of a call. bind/launch.cpp fills it in.
 //
-// elman_matrix_info(int64_t out[4]): parts of a head, bytes of shared memory per block, floats in a row of `parts` below, alignment in bytes of the
-//     rows of k, q and the lines.
+// elman_matrix_info(int64_t out[3]): bytes of shared memory per block, floats in a row of `parts` below, alignment in bytes of the rows of k, q and
+//     the lines.
+// elman_matrix_parts(B, H) -> the blocks of a GPU that share a head in a backward
 // elman_matrix_declares(i) -> vectors, lines, scalars, params, elementwise (or energy) and delta of the cell, by index
 // elman_matrix_forward(const MatrixCall*), elman_matrix_backward(const MatrixCall*) -> null, or an error message in a buffer that the next call
 //     overwrites.

@@ -130,6 +130,8 @@ constexpr bool within_limits() {
                 "squash_scalar counts from 0, is below `scalars`, and needs squashes");
   static_assert(!Cell::elementwise || (Cell::keep_vector < 0 && Cell::second_vector < 0),
                 "an elementwise cell has neither keep_vector nor second_vector");
+  static_assert(!Cell::elementwise || !Cell::retrieves || Cell::backward_uses_r,
+                "an elementwise cell that retrieves needs backward_uses_r");
   static_assert(
       !Cell::delta || (Cell::scalar_keep && Cell::retrieves && !Cell::squashes && Cell::scalars <= 2 && Cell::params == 0 &&
                        Cell::folded == 0 && Cell::vectors == 0 && !Cell::elementwise && !Cell::energy),

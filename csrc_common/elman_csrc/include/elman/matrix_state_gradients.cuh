@@ -285,8 +285,15 @@ __device__ __forceinline__ void give_gradients(const BackwardArgs& a, BackwardSh
   }
   give_keys<P>(a, sm, at, seg, buf, raw, part, part_step);
   if constexpr (P::NX > 0) give_vectors<P>(a, sm, at, seg, buf, part, part_step);
-  if constexpr (P::folds) give_folded_lines<P>(a, sm, at, seg, buf, raw, folding);
-  else give_lines<P>(a, sm, at, seg, buf, raw);
+  if constexpr (P::folds) {
+    give_folded_lines<P>(a, sm, at, seg, buf, raw, folding);
+  } else if constexpr (P::two_groups && P::NX > 0) {  // the other half of the helpers than vectors take
+    Place<P> there = at;
+    there.tl += at.tl < P::TL / 2 ? P::TL - P::TL / 2 : -(P::TL / 2);
+    give_lines<P>(a, sm, there, seg, buf, raw);
+  } else {
+    give_lines<P>(a, sm, at, seg, buf, raw);
+  }
   give_scalars<P>(a, sm, at, seg, buf, sc, sums, part, part_step);
 }
 

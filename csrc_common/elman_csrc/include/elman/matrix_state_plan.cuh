@@ -21,8 +21,8 @@ constexpr bool kMuchShared = true, kRoomy = true;
 constexpr std::size_t kMostShared = (kMuchShared ? 227 : kRoomy ? 163 : 99) << 10;  // bytes of a block
 
 // Options: struct with `static constexpr unsigned silu, l2, shared`, sets of inputs (matrix_state_cell.h), `wide`, the set of vectors that are float
-// beside 16-bit storage, `static constexpr ScalarKind kind0, kind1`, the kinds of the scalar inputs, and `static constexpr bool linear, packed`: packed
-// if documents start inside rows.
+// beside 16-bit storage, `static constexpr ScalarKind kind0, kind1`, the kinds of the scalar inputs, and `static constexpr bool linear, packed, one_group`:
+// packed if documents start inside rows; one_group if the shared memory of eight own warps of a large head with vectors does not fit.
 // lines: lines per lane if the tensor cores compute the sums: 1, or 2 (2 g and 2 g + 1), which halves the number of warps, doubles the work of each and
 // fills the products. The forward has 2; the backward has 2 if registers (N <= 16) or shared memory (N > 32) hold the states of a segment.
 //
@@ -109,7 +109,8 @@ struct Plan {
   static constexpr int group = !helped || kRoomy ? 4 : 2;  // own warps of a block; 4 is a warpgroup
   // A blocked backward of N > 64 in bf16: with eight own warps, two blocks instead of four make a head's keys ready. Its helpers have few registers.
   static constexpr bool broad = blocked && !forward_ && N > 64 && NL == 1 && std::is_same_v<Store, bf16>;
-  static constexpr bool two_groups = large && NX == 0 && kMuchShared && (!blocked || (NL == 1 && (N <= 64 || forward_ || broad)));
+  static constexpr bool two_groups =
+      large && kMuchShared && (NX == 0 || (N > 64 && !Opt::one_group)) && (!blocked || (NL == 1 && (N <= 64 || forward_ || broad)));
   static constexpr int most = two_groups ? 8 : group;
   static constexpr int PARTS = (warps + most - 1) / most;
   static constexpr int WPH = (warps + PARTS - 1) / PARTS;
@@ -134,6 +135,7 @@ struct Plan {
   // The same for the forward of a large head.
   static constexpr int forward_registers[2] = {blocked ? (N > 64 ? 184 : 72) : (N > 64 ? 208 : 112),
                                                blocked ? (N > 64 ? 72 : 56) : 48};
+  static constexpr bool renews = large && !ahead && NX > 0;  // helpers compute addresses anew, or they would be spilled
   // For loops outside the recurrence. The helpers' code must leave room in the instruction cache; the forward has more of it.
   static constexpr int unroll = blocked && (forward_ || N > 64) ? 2 : helped ? 1 : 8, forward_ready = 8;
   static constexpr int backward_ready = helped && (!blocked || N <= 64) ? (N > 16 ? 1 : 2) : 8;
@@ -150,7 +152,10 @@ struct Plan {
   static constexpr int part_width = (blocked ? 1 : 2 + NX) * N + 4;
   static constexpr int sz = sizeof(Store);
   // Lanes that convert a row of k or q; lanes that sum the shares of a scalar: one share per lane, in a large head four per warp.
-  static constexpr int KL = N > 64 && N % 16 == 0 ? 16 : N > 32 && N % 8 == 0 && tensor ? 8 : 4;
+  static constexpr int KL = two_groups && NX > 0 && N % 32 == 0 && WPH % 2 == 0 ? 32
+                            : N > 64 && N % 16 == 0                             ? 16
+                            : N > 32 && N % 8 == 0 && tensor                    ? 8
+                                                                                : 4;
   static constexpr int SL = large ? 1 : TL >= 128 ? 8 : TL >= 64 ? 4 : 2;
   static constexpr int shares = blocked ? WPH : large ? 4 * WPH : tight ? 8 * WPH : TL;
   static constexpr int piece_kq = largest_power(N * sz, 16);

@@ -29,11 +29,15 @@ def _ways(cell: Any) -> list[tuple[Any, tuple[str, ...]]]:
 def cases(cell: Any, target: str, grid: Grid) -> Iterator[Case]:
     """The problems of a grid, and those of some cells."""
     every, blocks = (*cell.options, *cell.optional), target == "cuda" and cell.delta
+    many = target == "cuda" and grid == "full" and bool(cell.vectors)
+    beside = len(_AT_ONCE) * blocks + many
     for problems in PROBLEMS[target]:
-        yield from spread(cell, replace(problems, modules=problems.modules - len(_AT_ONCE) * blocks), grid)
+        yield from spread(cell, replace(problems, modules=problems.modules - beside), grid)
     for dtype in (d for d in DTYPES[target] if d.itemsize == 2):
         for rows in (32, 64) if cell.vectors else ():
             yield case((2, 50, 2, rows, rows), dtype, maps=cell.maps[0], wide=wide(cell))
+        if many:  # enough heads for a GPU to give each one block
+            yield case((41, 33, 4, 128, 128), dtype, maps=cell.maps[0], wide=wide(cell))
         for i, size in enumerate(_AT_ONCE if blocks and grid == "full" else ()):
             words = {"masked": i > 2, "packed": i % 2 == 1}
             yield case((2, 101, 2, *size), dtype, maps=cell.maps[0], on=every, **words)
