@@ -237,16 +237,14 @@ def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Products of 16-bit numbers are anyway, except with AMX,
-    where oneDNN may split the sums of more than 32 rows: MKL_CBWR=AUTO,STRICT puts them apart (docs/decisions/0050)."""
-    rows = x.shape[:-1].numel()
-    if x.dtype.itemsize < 4:
-        strict = rows > _TILE and _exact(x) and "STRICT" in os.environ.get("MKL_CBWR", "")
-        if not (strict and torch.cpu._is_amx_tile_supported()):
-            return F.linear(x, weight, bias)
+    """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Of 16-bit numbers, a single row may be summed otherwise
+    (some AMD processors) and, with AMX, more than 32, which MKL_CBWR=AUTO,STRICT puts apart (docs/decisions/0050)."""
+    rows, half = x.shape[:-1].numel(), x.dtype.itemsize < 4
+    strict = half and rows > _TILE and _exact(x) and "STRICT" in os.environ.get("MKL_CBWR", "")
+    if strict and torch.cpu._is_amx_tile_supported():
         blocks = x.reshape(rows, -1).split(_TILE)
         return torch.cat([F.linear(block, weight, bias) for block in blocks]).view(*x.shape[:-1], -1)
-    if not (spare := spare_rows(rows, x)):
+    if not (spare := int(rows == 1 and _exact(x)) if half else spare_rows(rows, x)):
         return F.linear(x, weight, bias)
     (padded_RK,) = with_spare(spare, 0, x.reshape(rows, -1))
     return F.linear(padded_RK, weight, bias)[:rows].view(*x.shape[:-1], -1)
