@@ -111,6 +111,7 @@ def test_show_prints_options_with_ranges_figures_and_if_asked_presets(capsys: py
         assert wanted in text, wanted
     assert "e42:mamba2_init" not in text
     assert "e42:mamba2_init" in run(capsys, *words, "--presets")
+    assert "\n1 preset: elman show lstm --presets\n" in run(capsys, "show", "lstm@64x1")
     text = run(capsys, "show", "e72")
     assert "recommended: e72:unit_keys\n  unit_keys=True\n" in text
     assert text.index("k_t of length 1") > text.index("recommended: ")  # its equation, not that of the defaults

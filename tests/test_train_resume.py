@@ -256,6 +256,8 @@ def test_two_processes_do_not_train_in_one_run_and_none_in_another_folder(finish
     trainer.folder.close()
     with pytest.raises(CheckpointError, match="is not a run"):
         resume(finished.parent, quiet=True)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is a file; a run is a folder"):
+        resume(finished / "manifest.json", quiet=True)
 
 
 def test_a_run_by_steps_goes_on_by_minutes(finished):

@@ -155,7 +155,11 @@ def show(
                 print(f"\nrecommended: {variant.name}:{best}")
                 for line in (_spelled(variant.presets[best]), variant.equation_of(variant.make_config(preset=best))):
                     print(wrapped(f"  {line}", columns()))
-            counts = f"{len(variant.presets)} presets and {len(variant.aliases)} other names"
+            counts = " and ".join(
+                f"{len(some)} {what}{'s' * (len(some) != 1)}"
+                for some, what in ((variant.presets, "preset"), (variant.aliases, "other name"))
+                if some
+            )
             print(f"\n{counts}: elman show {variant.name} --presets")
         print(f"\nparameters of a layer at width {width}\n  {facts['layer']:,}\n")
     print(f"parameters at {width}x{depth}\n  {sizes['parameters']:,}")

@@ -41,8 +41,8 @@ using Backwards = BackwardPlan<heads_that_fit(matrix::backward_shared<BackwardPl
 using Forward = Forwards<ForwardOptions>;
 using Backward = Backwards<BackwardOptions>;
 // Where so few heads run that each has more than one multiprocessor, blocks with fewer warps are faster.
-using FewForward = std::conditional_t<Forward::two_groups && (Cell::vectors > 0), Forwards<OneGroup>, Forward>;
-using FewBackward = std::conditional_t<Backward::two_groups && (Cell::vectors > 0), Backwards<OneGroup>, Backward>;
+using FewForward = std::conditional_t<(Forward::WPH > Forward::group) && (Cell::vectors > 0), Forwards<OneGroup>, Forward>;
+using FewBackward = std::conditional_t<(Backward::WPH > Backward::group) && (Cell::vectors > 0), Backwards<OneGroup>, Backward>;
 template <class Few>
 bool few(std::int64_t heads) {
   return Few::PARTS * heads <= elman::multiprocessors();

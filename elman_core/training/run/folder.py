@@ -181,6 +181,8 @@ class NullRunFolder(RunFolder):
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a run. Raises `CheckpointError` if `path` is not one, or if the manifest is not what the run wrote."""
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file; a run is a folder")
     try:
         return read_json(path / MANIFEST)
     except FileNotFoundError as error:
