@@ -140,7 +140,10 @@ def aligned(x: Tensor, align: int) -> Tensor:
 
     `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
     """
-    size, x = x.element_size(), evenly(x)
+    size = x.element_size()
+    if x.is_contiguous() and x.shape[1] > 1 and (align == 0 or (x.data_ptr() | x.stride(1) * size) % align == 0):
+        return x  # nearly all calls: what follows takes as long as a launch
+    x = evenly(x)
     adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
