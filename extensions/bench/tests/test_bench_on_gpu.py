@@ -14,10 +14,10 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from elman_bench.jobs.gpus import Look, Nvml, busy, monitor
+from elman_bench.jobs.gpus import Look, Nvml, monitor
 from elman_bench.jobs.local import LocalExecutor
 from elman_bench.jobs.slots import GpuSlots
-from scheduler_helpers import Recorder, schedule, shell_job, state
+from scheduler_helpers import Recorder, alone, schedule, shell_job, state
 from test_bench_cli import states
 from train_helpers import metrics, wait_for, write_text
 
@@ -93,8 +93,7 @@ def test_a_job_alone_is_not_flagged_and_one_with_company_is(tmp_path):
 
 
 def test_a_suite_has_one_run_on_each_gpu_and_goes_on_after_a_kill(tmp_path, monkeypatch):
-    if used := [why for gpu in monitor().gpus() if (why := busy(monitor().look(gpu.uuid), ()))]:
-        pytest.skip(f"needs the GPUs to itself, and one has {used[0]}: run it alone")
+    alone()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ELMAN_KERNELS", "auto")  # the scheduling is tested, not the kernels
     write_text(tmp_path / "text", 500_000)

@@ -16,6 +16,7 @@ import train_helpers
 from elman_bench import measure, memory, probe
 from elman_bench.measure import Measurement, Probe
 from elman_bench.probe import largest
+from scheduler_helpers import alone
 
 from elman_core.cli import main
 from elman_core.registry import KernelError, OutOfMemoryError, resolve
@@ -236,6 +237,7 @@ MODEL = ("model.hidden_size=512", "model.num_hidden_layers=4", "train.chunk_size
 
 @pytest.mark.gpu
 def test_memory_is_measured_and_the_search_ends_beside_the_memory_of_the_gpu(tmp_path: Path) -> None:
+    alone()
     text = train_helpers.write_text(tmp_path / "text")
     settings = train_helpers.settings(text, *MODEL, "train.batch_size=8")
     before = torch.cuda.memory_allocated()
