@@ -32,7 +32,7 @@ from elman_core.kernels.dense import portable
 from elman_core.kernels.dense.spec import FAMILY
 from elman_core.kernels.verify import Report, Row, failures, verify
 from elman_core.nn import full_precision
-from elman_core.registry import KernelError
+from elman_core.registry import KernelError, get_variant
 from elman_core.registry.errors import KernelTimeoutError, KernelUnavailableError
 
 SMALL = Case({"T": 7, "B": 3, "d": 5}, torch.float64)
@@ -692,6 +692,18 @@ def built(tmp_path_factory):
 def test_the_command_builds_for_the_host_into_a_folder(built):
     need_host_compiler()
     assert [b["kernel"] for b in built("e42", "--backend", "host")] == ["e42", "launcher"]
+
+
+def test_the_command_builds_what_the_cases_of_a_grid_run(capsys):
+    words = ["--grid", "quick", "--dtype", "bf16", "--arch", "sm_90", "--dry-run", "--json"]
+    assert main(["build", "e42", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len({b["path"] for b in found}) == len(found)
+    chosen = [s for s in get_variant("e42").kernels if "cuda" in s.targets]
+    cases = [(s, c) for s in chosen for c in grids.cases(s, "cuda", "quick") if c.dtype == torch.bfloat16]
+    wanted = {s.module("cuda", c).file_name("sm_90") for s, c in cases}
+    assert {Path(b["path"]).name for b in found if b["kernel"] in {s.name for s in chosen}} == wanted
+    assert len(wanted) > len(chosen)
 
 
 def test_the_command_cross_builds_every_kind_of_launch_for_a_gpu_that_is_not_here(built):

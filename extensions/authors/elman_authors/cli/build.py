@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -29,6 +30,12 @@ def build(
     arch: Annotated[str, typer.Option(help="GPU architectures, as in sm_80,sm_90; by default this machine's.")] = "",
     width: Annotated[str, typer.Option(help="Inner widths, as in 1024,1536; by default the usual ones.")] = "",
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16, separated by commas; by default bf16.")] = "",
+    grid: Annotated[
+        Literal["quick", "full"] | None,
+        typer.Option(
+            help="What `elman verify --grid` runs, in all its dtypes or in --dtype, instead of the usual sizes."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to fill; by default the cache.")] = None,
     backend: Annotated[
         Literal["cuda", "cpu", "host"], typer.Option(help="cpu: of this machine. host: the C++ build that tests use.")
@@ -50,6 +57,8 @@ def build(
         bare = spec.extension(backend)
         for one in _words(arch) or [local_arch(bare)]:
             extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
+            if grid is not None:
+                extensions = _of_cases(spec, backend, grid, dtypes)
             wanted += [(spec.name, one, extension) for extension in extensions]
     calls = launcher()  # what calls them all, for the Python and the machine that this is
     wanted.append(("launcher", local_arch(calls), calls))
@@ -63,6 +72,18 @@ def build(
         for (name, one, extension), path in zip(wanted, paths, strict=True)
     ]
     print(dump(built) if json else table([[b["module"], b["arch"], b["path"]] for b in built]))
+
+
+def _of_cases(spec: KernelSpec, backend: str, grid: Any, dtypes: list[Any]) -> list[Any]:
+    """What the cases of a grid run. A case without a kernel is told by `elman verify`."""
+    from elman_authors import grids
+
+    found, module = list[Any](), cast(Any, spec.module)
+    for case in grids.problems(spec, backend, grid) if module is not None else ():
+        if not dtypes or case.dtype in dtypes:
+            with contextlib.suppress(KernelError):
+                found.append(module(backend, case))
+    return found
 
 
 def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:
