@@ -92,12 +92,17 @@ def serve() -> None:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
-        pids = []
+        pids, (begin, hold) = [], os.pipe()
         for rank in range(asked["ranks"]):
             pid = os.fork()
             if not pid:
+                os.close(hold)
+                # Until all are forked: a lock that the store's thread holds for a first rank would stay locked in the next.
+                os.read(begin, 1)
                 child(asked, {**place, "RANK": rank, "LOCAL_RANK": rank, **asked["environment"]}, rank)
             pids.append(pid)
+        os.close(hold)
+        os.close(begin)
         print(json.dumps(pids), file=replies, flush=True)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         print(json.dumps(codes), file=replies, flush=True)
