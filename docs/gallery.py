@@ -164,7 +164,7 @@ def _trained() -> dict[tuple[str, str, float, str], list[tuple[float, str]]]:
         found[row["what"], "AdamW", row["lr"], row["hardware"]["gpu"]].append((bits, "100mb_h200.json"))
     board = read("scoreboard_h200.json")
     for run in board["runs"]:
-        if not run["trial"] and "from" not in run:  # the others are in that file, too
+        if not run["trial"]:
             found[run["model"], "Muon", run["lr"], board["gpu"]].append((run["bits_per_byte"], "scoreboard_h200.json"))
     return found
 

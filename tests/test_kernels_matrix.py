@@ -11,7 +11,7 @@ from elman_core.kernels.matrix import native as matrix_native
 from elman_core.kernels.matrix.native import extension
 from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.matrix.spec import FAMILY, Maps, Size
-from elman_core.kernels.verify import _modules, failures, verify
+from elman_core.kernels.verify import failures, modules_of, verify
 from elman_core.registry import ConfigError, KernelError
 
 e88 = pytest.importorskip("elman_e88.op").e88
@@ -104,8 +104,8 @@ def test_build_makes_a_module_for_each_size_and_verify_knows_what_its_cases_comp
     with pytest.raises(KernelError, match="multiples of 4"):
         builds("cuda", "sm_90", (18,), ())
     cases = grids.cases(e88.spec(), "cuda")
-    needed = _modules(e88.spec(), "cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
-    assert needed == _modules(e88.spec(), "cuda", cases)  # nothing for a size that is not supported
+    needed = modules_of(e88.spec(), "cuda", [*cases, case((1, 2, 1, 6, 6), torch.bfloat16)])
+    assert needed == modules_of(e88.spec(), "cuda", cases)  # nothing for a size that is not supported
     assert len(needed) > 10
 
 

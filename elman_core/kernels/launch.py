@@ -140,15 +140,14 @@ def aligned(x: Tensor, align: int) -> Tensor:
 
     `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
     """
-    size = x.element_size()
-    if x.is_contiguous() and x.shape[1] > 1 and (align == 0 or (x.data_ptr() | x.stride(1) * size) % align == 0):
-        return x  # nearly all calls: what follows takes as long as a launch
     x = evenly(x)
+    apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * x.element_size() % align == 0)
+    if x.is_contiguous() and apart:  # nearly all calls: what follows takes as long as a launch
+        return x
     adjacent = all(x.stride(i) == x.shape[i + 1 :].numel() for i in range(2, x.dim()) if x.shape[i] > 1)
     even = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
     far = x.shape[1] == 1 or x.stride(1) >= x.shape[2:].numel()
-    apart = align == 0 or (x.data_ptr() % align == 0 and x.stride(1) * size % align == 0)
-    if adjacent and even and far and apart and (x.is_cuda or align or x.is_contiguous()):
+    if adjacent and even and far and apart and (x.is_cuda or align):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -171,7 +171,7 @@ def verify(
     report = Report(spec.name, target, grid)
     records = recorded_errors(spec, target) if target in spec.targets else {}
     if target in (*spec.targets, "emulated"):
-        if modules := _modules(spec, target, cases):
+        if modules := modules_of(spec, target, cases):
             modules.append(launch.extension())
         build.build_all([(e, build.local_arch(e)) for e in modules])
     checked: set[tuple[torch.dtype, bool, str]] = set()
@@ -205,7 +205,7 @@ def verify(
     return report
 
 
-def _modules(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Extension]:
+def modules_of(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Extension]:
     """What the cases compile, each once. A case that is not supported reports that itself."""
     found: dict[Extension, None] = {}
     for case in cases if spec.module is not None else ():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +11,8 @@ from elman_core import ConfigError, get_variant, list_variants
 from elman_core.extension import DTYPES, KernelError, dump, print, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from elman_core.extension import KernelSpec
 
 NAMES_HELP = "Variants, or kernels as `verify` names them (decode, causal_conv: shared by all models); all if none."
@@ -44,7 +45,8 @@ def build(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compile kernels ahead of their first use. For GPUs of other machines, copy the folder and point ELMAN_CACHE to it."""
-    from elman_core.extension import build_kernels, cache_dirs, launcher, local_arch
+    from elman_authors import grids
+    from elman_core.extension import build_kernels, cache_dirs, launcher, local_arch, modules_of
 
     widths, dtypes = _widths(width), chosen_dtypes(dtype)
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
@@ -56,9 +58,11 @@ def build(
             raise KernelError(f"{spec.name} has no back end {backend!r}; it has: {', '.join(spec.targets)}")
         bare = spec.extension(backend)
         for one in _words(arch) or [local_arch(bare)]:
-            extensions = [bare] if spec.builds is None else spec.builds(backend, one, widths, dtypes)
-            if grid is not None:
-                extensions = _of_cases(spec, backend, grid, dtypes)
+            extensions: Sequence[Any] = [bare]
+            if grid is not None and spec.module is not None:
+                extensions = modules_of(spec, backend, grids.problems(spec, backend, grid, dtypes))
+            elif spec.builds is not None:
+                extensions = spec.builds(backend, one, widths, dtypes)
             wanted += [(spec.name, one, extension) for extension in extensions]
     calls = launcher()  # what calls them all, for the Python and the machine that this is
     wanted.append(("launcher", local_arch(calls), calls))
@@ -72,18 +76,6 @@ def build(
         for (name, one, extension), path in zip(wanted, paths, strict=True)
     ]
     print(dump(built) if json else table([[b["module"], b["arch"], b["path"]] for b in built]))
-
-
-def _of_cases(spec: KernelSpec, backend: str, grid: Any, dtypes: list[Any]) -> list[Any]:
-    """What the cases of a grid run. A case without a kernel is told by `elman verify`."""
-    from elman_authors import grids
-
-    found, module = list[Any](), cast(Any, spec.module)
-    for case in grids.problems(spec, backend, grid) if module is not None else ():
-        if not dtypes or case.dtype in dtypes:
-            with contextlib.suppress(KernelError):
-                found.append(module(backend, case))
-    return found
 
 
 def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:

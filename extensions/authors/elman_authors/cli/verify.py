@@ -106,7 +106,7 @@ def has_case(spec: KernelSpec, target: str, grid: Literal["quick", "full"], dtyp
     """Whether the kernel has a case of one of these dtypes; a variant's kernels do not all take the same."""
     from elman_authors import grids
 
-    return not dtypes or any(case.dtype in dtypes for case in grids.problems(spec, target, grid))
+    return not dtypes or bool(grids.problems(spec, target, grid, dtypes))
 
 
 def _progress(name: str) -> Any:

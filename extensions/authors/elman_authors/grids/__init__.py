@@ -36,8 +36,12 @@ def cases(spec: KernelSpec, target: str, grid: Grid = "quick") -> Sequence[Case]
     return spec.cases(target, grid)
 
 
-def problems(spec: KernelSpec, backend: str, grid: Grid = "quick") -> Sequence[Case]:
-    """The cases on which a back end of the kernel is checked; none if it has no such back end."""
+def problems(
+    spec: KernelSpec, backend: str, grid: Grid = "quick", dtypes: Sequence[torch.dtype] = ()
+) -> Sequence[Case]:
+    """The cases on which a back end of the kernel is checked; none if it has no such back end. dtypes: only these, if any."""
+    if dtypes:
+        return [case for case in problems(spec, backend, grid) if case.dtype in dtypes]
     if backend not in spec.backends:
         return ()
     if backend == "emulated":
@@ -53,5 +57,4 @@ def verify(
     Args:
         dtypes: run only these; empty means all of the grid's. how: further arguments of `verify_kernel`.
     """
-    chosen = [c for c in problems(spec, backend, grid) if not dtypes or c.dtype in dtypes]
-    return verify_kernel(spec, backend, chosen, grid=grid, **how)
+    return verify_kernel(spec, backend, problems(spec, backend, grid, dtypes), grid=grid, **how)
