@@ -254,7 +254,3 @@ def _foreseen(error: BaseException) -> tuple[int, str] | None:
 def _say(message: str) -> None:
     shown = printable(message)
     print(f"elman: {shown if len(shown) <= LONGEST else shown[:LONGEST] + ' …'}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

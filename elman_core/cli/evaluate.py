@@ -106,10 +106,8 @@ def eval_(
         part, how = "unknown", "if its training held out these"
     elif read != found:
         part, how = "another text", "of another text than its training's"
-    elif all(
-        p.split(fraction).heldout_bytes <= p.split(asked["heldout"]).heldout_bytes for p in parts if p.file
-    ):  # of more, these are a part
-        part, how = "held out", "held out"
+    elif all(p.split(fraction).heldout_bytes <= p.split(asked["heldout"]).heldout_bytes for p in parts if p.file):
+        part, how = "held out", "held out"  # what its training held out contains these
     else:
         part, how = "not held out", "that its training may have read"
     result |= {"part": part, "window": length, "data": str(path), "model": model}

@@ -16,7 +16,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -131,17 +130,23 @@ class Decoder:
         """
         if not budget:
             return
-        underway, asked = deque([self._fetched(1)]), 1  # the first bytes follow from the prompt
+        underway, asked = deque([HostCopy.of(self.results_RB[:1])]), 1  # the first bytes follow from the prompt
         while underway:
             if (self._replay is not None or self._run is not None) and asked < budget:  # busy while the host reads
                 underway.append(self._more(budget - asked))
-                asked += underway[-1].count
-            yield from underway.popleft().read()
+                asked += len(underway[-1].values)
+            for row in underway.popleft().read():
+                if min(row) < 0:
+                    check_errors(self.next_B.device)  # a kernel that gave up leaves NaN, and a replay reports no error
+                    raise DivergedError(
+                        "the model's logits are not finite: its weights have diverged, or 16-bit weights are too coarse for it"
+                    )
+                yield row
             if not underway and asked < budget:
                 underway.append(self._more(budget - asked))
-                asked += underway[-1].count
+                asked += len(underway[-1].values)
 
-    def _more(self, wanted: int) -> _Fetched:
+    def _more(self, wanted: int) -> HostCopy:
         """Draw the next byte of every sample, or a burst of them where that is recorded, or many where there is a program."""
         if self._run is not None:
             return self._launch(self._run, min(LAUNCHED, wanted))
@@ -155,18 +160,18 @@ class Decoder:
             if self._replay is None:
                 self._step(self.cache, 0)
                 self.drawn += 1
-                return self._fetched(1)
+                return HostCopy.of(self.results_RB[:1])
             self._replay()
             self.drawn += len(self.results_RB)
-            return self._fetched(min(len(self.results_RB), wanted))
+            return HostCopy.of(self.results_RB[:wanted])
 
-    def _launch(self, run: Run, count: int) -> _Fetched:
+    def _launch(self, run: Run, count: int) -> HostCopy:
         """Draw `count` bytes of the one sample in a launch."""
         with torch.inference_mode():
             waits_TV = None if self._noise is None else self._noise.of(self.drawn, count)[:, 0]
             self.drawn += count
             run.draw(self._shown_T[:count], waits_TV, self.seen_BV[0], **self.how.settings)
-            return _Fetched(count, HostCopy.of(self._shown_T[:count, None]), self._shown_T.device)
+            return HostCopy.of(self._shown_T[:count, None])
 
     def _record(self, recorder: Recorder) -> None:
         states = [map_state(torch.clone, state) or {} for state in self.cache.states]
@@ -229,27 +234,6 @@ class Decoder:
         """Put the noise of the next draws where they read it."""
         if self._noise is not None:
             self._waits_RBV.copy_(self._noise.of(self.drawn, len(self._waits_RBV)))
-
-    def _fetched(self, count: int) -> _Fetched:
-        return _Fetched(count, HostCopy.of(self.results_RB[:count]), self.results_RB.device)
-
-
-@dataclass(frozen=True)
-class _Fetched:
-    """Results on their way to the host."""
-
-    count: int
-    rows: HostCopy
-    device: torch.device
-
-    def read(self) -> Iterator[list[int]]:
-        for row in self.rows.read():
-            if min(row) < 0:
-                check_errors(self.device)  # a kernel that gave up leaves NaN, and a replay reports no error
-                raise DivergedError(
-                    "the model's logits are not finite: its weights have diverged, or 16-bit weights are too coarse for it"
-                )
-            yield row
 
 
 def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorder | None:

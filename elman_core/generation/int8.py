@@ -1,4 +1,4 @@
-"""Weights in int8: a matrix with 255 values in each row, evenly spaced around 0, and the step between them.
+"""Weights in int8: symmetric quantisation of a matrix to 255 values in each row, with a scale for each row.
 
 A model is rounded once and from then on is another model, in float32, whatever computes it; a program finds such matrices and
 reads a quarter of their bytes. So a text does not depend on what writes it, and its bits per byte are the rounded model's.
@@ -30,27 +30,27 @@ def round_to_int8(model: nn.Module) -> None:
         raise ConfigError(f"only a float32 model is rounded to int8, not {str(odd)[6:]}: load it with dtype=float32")
     with torch.no_grad():
         for w in matrices:
-            whole, step = _steps(w)
-            w.copy_(whole * step)
+            whole, scale = _quantised(w)
+            w.copy_(whole * scale)
 
 
 def in_int8(w: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(int8 (N, K), float32 steps (N,)) of a matrix that has been rounded, and perhaps scaled since; None of any other."""
+    """(int8 (N, K), float32 scales (N,)) of a matrix that has been rounded, and perhaps scaled since; None of any other."""
     if not _fits(w) or w.dtype != torch.float32 or not (w.is_contiguous() or w.mT.is_contiguous()):
         return None
     w = w if w.is_contiguous() else w.mT
     for part in (w[:1], w):  # one row tells most of the others
-        whole, step = _steps(part)
-        if not (part / step - whole).abs().max() < 1e-3:
+        whole, scale = _quantised(part)
+        if not (part / scale - whole).abs().max() < 1e-3:
             return None
-    return whole.to(torch.int8), step[:, 0].contiguous()
+    return whole.to(torch.int8), scale[:, 0].contiguous()
 
 
 def _fits(w: Tensor) -> bool:
     return w.dim() == 2 and min(w.shape) >= LEAST
 
 
-def _steps(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127 (N, K) and steps (N, 1) with w near their product."""
-    step = (w.abs().amax(1, keepdim=True) / _MOST).clamp_(min=torch.finfo(w.dtype).tiny)
-    return (w / step).round_(), step
+def _quantised(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127 (N, K) and scales (N, 1) with w near their product."""
+    scale = (w.abs().amax(1, keepdim=True) / _MOST).clamp_(min=torch.finfo(w.dtype).tiny)
+    return (w / scale).round_(), scale

@@ -86,9 +86,7 @@ def read(
         if spare := -steps % least:
             mask = F.pad(torch.ones_like(pieces[index], dtype=torch.bool) if mask is None else mask, (0, spare))
         padded = F.pad(pieces[index].long(), (0, spare))
-        out = model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1)
-        logits_BV: Tensor = out.logits[:, 0]
-        return logits_BV
+        return model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1).logits[:, 0]
 
     last = len(pieces) - 1
     with torch.inference_mode():

@@ -114,12 +114,6 @@ class LadderModel(LadderPreTrainedModel):
         }
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value  # type: ignore[assignment]
-
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -260,7 +260,7 @@ def _read(input_ids: Tensor, kwargs: dict[str, Any]) -> int:
 
 
 def _cut_mask(kwargs: dict[str, Any], input_ids: Tensor) -> None:
-    """Keep of the mask that of these tokens."""
+    """Keep only the part of the mask that belongs to these tokens, the last ones."""
     if kwargs["attention_mask"] is not None:
         kwargs["attention_mask"] = kwargs["attention_mask"][:, -input_ids.shape[1] :]
 

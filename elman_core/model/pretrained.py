@@ -43,9 +43,6 @@ class LadderPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["LadderBlock"]  # noqa: RUF012 (transformers declares these so)
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
-    _is_stateful = False  # tokens can be undone, so assisted decoding works
-    _can_compile_fullgraph = False  # an instance whose state is of constant size can
-    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = False
     _loss: Any = None  # transformers' name of the loss, which it would take from the name of a (sub)class
     tokenizer: Any = None  # what `save_pretrained` writes beside the weights; None: that of bytes for 256 tokens
     model_tags: Any = None  # of the hub: set for each model
@@ -86,8 +83,8 @@ class LadderPreTrainedModel(PreTrainedModel):
         if not isinstance(module, Mixer):
             super()._init_weights(module)
             return
-        own = {**dict(module.named_parameters()), **_persistent_buffers(module)}
-        loaded = [t for t in own.values() if getattr(t, "_is_hf_initialized", False)]
+        own = module.state_dict(keep_vars=True).values()
+        loaded = [t for t in own if getattr(t, "_is_hf_initialized", False)]
         if not loaded:
             module.reset_parameters()
         elif len(loaded) < len(own):
@@ -237,8 +234,3 @@ class _ReadOnly(TorchDispatchMode):
                 if written and isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.storages:
                     return value
         return func(*args, **(kwargs or {}))
-
-
-def _persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    persistent = module.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in persistent}

@@ -32,11 +32,6 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
     return None if state is None else {name: fn(t) for name, t in state.items()}
 
 
-def _bulk(steps: int, state: State | None, window: int) -> int:
-    """The number of tokens at the beginning of a forward that are not recorded: all but the last few of a prompt."""
-    return max(0, steps - (window if state is None else max(LIMIT, window)))
-
-
 class Tape:
     """The record of a residual branch.
 
@@ -56,8 +51,9 @@ class Tape:
         self.mixer = mixer
         if mask_BT is None:
             mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool)
-        bulk, outputs = _bulk(x_BTD.shape[1], state, self.window), []
-        if bulk:
+        most = self.window if state is None else max(LIMIT, self.window)
+        outputs = []
+        if (bulk := x_BTD.shape[1] - most) > 0:  # of a prompt, all but the last few tokens are not recorded
             y_BTD, state = _run(mixer, x_BTD[:, :bulk], state, mask_BT[:, :bulk])
             outputs.append(y_BTD)
             x_BTD, mask_BT, self.inputs = x_BTD[:, bulk:], mask_BT[:, bulk:], None

@@ -47,12 +47,10 @@ class GraphedStep:
         if self._replay is None and self.steps <= WARM:
             with self.recorder.work():
                 return self.model(**inputs)
-        if self._tokens_B1 is None:
+        if self._replay is None:
             self._record(inputs["input_ids"])
-            if self._replay is None:
-                return self.model(**inputs)
-        assert self._tokens_B1 is not None
-        assert self._replay is not None
+        if self._replay is None or self._tokens_B1 is None:  # it cannot be recorded
+            return self.model(**inputs)
         self._tokens_B1.copy_(inputs["input_ids"])
         logits: Any = self._replay()
         return CausalLMOutputWithPast(logits=logits, **{CACHE: self._cache})
@@ -73,9 +71,7 @@ class GraphedStep:
         held = tokens_B1.clone()
 
         def run() -> Tensor:
-            out = self.model(input_ids=held, past_key_values=self._cache, use_cache=True, return_dict=True)
-            logits: Tensor = out.logits
-            return logits
+            return self.model(input_ids=held, past_key_values=self._cache, use_cache=True, return_dict=True).logits
 
         with self.recorder.work():
             recording = try_to_record(self.recorder, run)

@@ -83,8 +83,7 @@ class FormMixer(WrapperMixer):
 
     def wide_vectors(self) -> list[Tensor]:
         """`vectors` in float32 or float64, made once per generation."""
-        made: list[Tensor] = self.made(*(getattr(self, name) for name in self.form_of(self.config).vectors))
-        return made
+        return self.made(*(getattr(self, name) for name in self.form_of(self.config).vectors))
 
     def matrices(self, weight: Tensor) -> Sequence[Tensor]:
         """The parts of a map's weight that are drawn apart."""

@@ -49,8 +49,7 @@ def gated(
             and many_rows(gate)
             and autocast_dtype(out.weight) == o.dtype
         ):
-            product: Tensor = apply(o, gate, weight, out.weight.to(o.dtype), *rest)
-            return product
+            return apply(o, gate, weight, out.weight.to(o.dtype), *rest)
         y = apply(o, gate, weight, None, *rest)
     else:
         wide = compute_dtype(o)

@@ -65,8 +65,7 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _plain(module: nn.Module, x: Tensor) -> Tensor:
-    y: Tensor = invariant_linear(x, module.weight, module.bias) if is_bare(module) else module(x)
-    return y
+    return invariant_linear(x, module.weight, module.bias) if is_bare(module) else module(x)
 
 
 def aligned(module: nn.Module, x: Tensor) -> Tensor:

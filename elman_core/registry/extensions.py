@@ -48,10 +48,13 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = _need_ca
         PluginError: two packages have it, it is broken, or its package was made for another core.
     """
     points = extensions(kind)
+    what = f"{kind.removesuffix('s')} {name!r}"
     if name not in points:
-        raise ConfigError(_missing(kind, name, points))
+        if package := known(kind).get(name):
+            raise ConfigError(f"{what} is not installed: {how_to_install(package)}")
+        raise ConfigError(f"there is no {what}.{did_you_mean(name, points)} Installed: {', '.join(points) or 'none'}")
     first, *others = points[name]
-    package, what = package_of(first), f"{kind.removesuffix('s')} {name!r}"
+    package = package_of(first)
     if others:
         raise PluginError(f"{what} is in {package} and in {package_of(others[0])}: uninstall one")
     if needs := needs_core(first.dist):
@@ -64,13 +67,6 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = _need_ca
         raise
     except BaseException as error:  # whatever an extension raises
         raise PluginError(f"extension {package} is broken: {one_line(error)}") from error
-
-
-def _missing(kind: str, name: str, points: dict[str, Any]) -> str:
-    word = kind.removesuffix("s")
-    if package := known(kind).get(name):
-        return f"{word} {name!r} is not installed: {how_to_install(package)}"
-    return f"there is no {word} {name!r}.{did_you_mean(name, points)} Installed: {', '.join(points) or 'none'}"
 
 
 def summary(point: metadata.EntryPoint) -> str:

@@ -40,28 +40,23 @@ def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with
     Raises:
         PluginError: no such variant. ConfigError: no such preset or option, or a wrong value.
     """
-    text = str(name).strip()
-    base, _, preset = text.partition(":")
+    base, _, preset = str(name).strip().partition(":")
     loaded = plugins()
-    alias: str | None = None
+    own = base.lower()
     extra: Mapping[str, Any] = {}
-    if base.lower() in loaded.installed or base.lower() in loaded.conflicts:
-        installed = loaded.get(base.lower(), made_with)
-    elif (hit := _by_alias(base, loaded.installed.values())) is not None:
-        installed, target, alias = *hit, base
+    hit = None if own in loaded.installed or own in loaded.conflicts else _by_alias(base, loaded.installed.values())
+    if hit is not None:
+        own, target = hit[0].variant.name, hit[1]
         if isinstance(target, str):
             preset = preset or target
         else:
             extra = target
-        installed = loaded.get(installed.variant.name, made_with)
-    else:
-        installed = loaded.get(base.lower(), made_with)  # raises, with what is known
-    values = {**extra, **(options or {})}
-    config = installed.variant.make_config(values, preset or None)
-    if alias is not None:
-        meant = f"{installed.variant.name}:{preset}" if preset else installed.variant.name
+    installed = loaded.get(own, made_with)  # raises for an unknown name, with what is known
+    config = installed.variant.make_config({**extra, **(options or {})}, preset or None)
+    if hit is not None:
+        meant = f"{own}:{preset}" if preset else own
         with_options = "".join(f", {k}={v!r}" for k, v in extra.items())
-        log.warning("elman: level %s is variant %s%s", alias, meant, with_options)
+        log.warning("elman: level %s is variant %s%s", base, meant, with_options)
     return Resolved(installed, preset or None, config, config_to_dict(config))
 
 

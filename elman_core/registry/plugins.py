@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class _Owner:
     package: str
     version: str
     plugin: Any
-    variants: tuple[Variant, ...] = field(default=())
+    variants: tuple[Variant, ...]
 
 
 class Plugins:

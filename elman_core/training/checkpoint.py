@@ -89,9 +89,9 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: Optimizer,
     progress: Progress,
-    keep: int = 0,
-    ranks: Ranks | None = None,
-    about: Mapping[str, Any] | None = None,
+    keep: int,
+    ranks: Ranks,
+    about: Mapping[str, Any],
 ) -> Path:
     """Write `folder/step-…`, then delete all but the last `keep` (0: keep all). Returns its path.
 
@@ -102,7 +102,6 @@ def save_checkpoint(
     Raises:
         StorageError: no space, or the disk failed; earlier checkpoints are untouched.
     """
-    ranks = ranks or Ranks()
     # Sharded weights are gathered; others are written as the model has them.
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
     weights = {"state_dict": _to_first(own, ranks)} if is_sharded(model) else {}
@@ -119,7 +118,7 @@ def save_checkpoint(
         for name, tensors in files.items():
             tensors = {n: t.detach().contiguous() for n, t in tensors.items()}
             save_file(tensors, state / f"{name}.safetensors", metadata={"format": "pt"})
-        write_json(state / "trainer.json", {"format": FORMAT, **numbers, **(about or {})})
+        write_json(state / "trainer.json", {"format": FORMAT, **numbers, **about})
 
     def write() -> Path:
         remove_leftovers(folder)
@@ -170,7 +169,7 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.load(tensors, trainer["optimizer"], trainer.get("untouched", ()))
 
 
-def read_progress(path: Path, run: str = "") -> Progress:
+def read_progress(path: Path, run: str) -> Progress:
     """The cursor of a verified checkpoint without its carried state. Raises as `load_checkpoint`."""
     with _readable(path):
         return _read_numbers(path, run)[0]

@@ -95,16 +95,15 @@ class Plan:
             return
         text = self.text.fingerprint()
         data = dataclasses.replace(self.settings.data, path="", heldout_file="")  # may be mounted elsewhere
-        self.ranks.require_same(
-            {
-                **versions(self.model.config.made_with or {}),
-                "settings": dataclasses.replace(self.settings, data=data).to_dict(),
-                "hooks": hook_plugins(),
-                "a text of size": text["size"],
-                "a text with the fingerprint": text["blake2b"],
-                "a model to begin with": self.init,
-            }
-        )
+        facts = {
+            **versions(self.model.config.made_with or {}),
+            "settings": dataclasses.replace(self.settings, data=data).to_dict(),
+            "hooks": hook_plugins(),
+            "a text of size": text["size"],
+            "a text with the fingerprint": text["blake2b"],
+            "a model to begin with": self.init,
+        }
+        self.ranks.require_same(facts)
         kinds = self.ranks.gather(torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu")
         if self.ranks.main and len(set(kinds)) > 1:
             log.warning("elman: the ranks run on %s: the slowest sets the pace", ", ".join(sorted(set(kinds))))

@@ -171,19 +171,18 @@ class TrainStep:
         optimizer: Optimizer,
         train: TrainSettings,
         *,
-        carries: bool = False,
-        terms: Terms = lambda _: {},
-        before_update: Callable[[], Any] = lambda: None,
-        logits: bool | None = None,
-        processes: OneProcess | None = None,
+        carries: bool,
+        terms: Terms,
+        before_update: Callable[[], Any],
+        logits: bool | None,
+        processes: OneProcess,
     ) -> None:
         self.model, self.optimizer, self.train, self.carries = model, optimizer, train, carries
         self.terms, self.before_update = terms, before_update
-        self.processes = processes or OneProcess()
+        self.processes, self.logits = processes, logits
         self.device = next(model.parameters()).device
         self.failed = torch.zeros((), device=self.device)
         self.calls, self.compiled = 0, False
-        self.logits = logits
 
     @property
     def ready(self) -> bool:
@@ -273,7 +272,7 @@ class TrainStep:
     def release(self) -> None:
         """Does nothing: shared operations end with each call."""
 
-    def where_it_failed(self, windows: Windows, again: bool = False) -> dict[str, str] | None:
+    def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
         """The first tensor that is not finite in a step that failed, as `failures.first_bad`.
 
         Args:

@@ -72,8 +72,6 @@ class Ranks:
         return box[0]
 
     def _attempt(self, run: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-        if self.size == 1:
-            return run(), None
         try:
             return run(), None
         except (ElmanError, OSError) as error:

@@ -22,11 +22,8 @@ from packaging.utils import canonicalize_name
 from elman_core import __version__
 from elman_core.extension import ConfigError, is_missing, one_line
 
-INNER = (
-    "__init__.py",
-    "mixer.py",
-    "reference.py",
-)  # of the package of each variant; and op.py, if the mixer imports it
+# Of the package of each variant; and op.py, if the mixer imports it.
+INNER = ("__init__.py", "mixer.py", "reference.py")
 FORBIDDEN = ("transformers", "pluggy")
 PUBLIC: tuple[str, ...] = ("elman_core", "elman_core.kernels", "elman_core.nn", "elman_core.registry")
 FOR_EXTENSIONS: tuple[str, ...] = ("elman_core", "elman_core.extension")

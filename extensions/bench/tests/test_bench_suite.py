@@ -51,9 +51,8 @@ def test_all_models_of_a_seed_come_before_the_next_seed(tmp_path):
     assert first.settings.train.seed == 42
     assert first.settings.data.path == "/text"
     assert first.tokens == 4 * 2 * 16
-    assert (
-        first.parameters == 256 * 16 + 3 * 16 * 16 + 16 + 2 * 16
-    )  # embedding, in, W and out with their bias, two norms
+    # Embedding, in, W and out with their bias, two norms.
+    assert first.parameters == 256 * 16 + 3 * 16 * 16 + 16 + 2 * 16
 
 
 def test_tuned_values_are_an_axis_and_stay_outside_the_protocol(tmp_path):

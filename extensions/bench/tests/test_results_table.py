@@ -367,9 +367,8 @@ def test_jobs_that_have_not_begun_have_the_name_of_those_that_have(tmp_path):
     suite = write_suite(tmp_path / "s", jobs)
     manifest = suite / "runs" / "a1" / "manifest.json"
     facts = json.loads(manifest.read_text())
-    facts["settings"]["model"]["options"] = {
-        "expansion": 2.0
-    }  # presets and defaults, written out when a model is built
+    # Presets and defaults are written out when a model is built.
+    facts["settings"]["model"]["options"] = {"expansion": 2.0}
     facts["settings"]["train"]["precision"] = "bf16"
     manifest.write_text(json.dumps(facts))
     assert [row.model for row in rows(suite)] == ["toy", "toy"]

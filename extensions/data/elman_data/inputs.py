@@ -6,6 +6,7 @@ group of a Parquet file, or else a whole file. Units depend on the inputs alone,
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import importlib
@@ -184,7 +185,8 @@ def _lines(unit: Unit) -> Iterator[Document]:
             except ValueError as error:
                 if not line.strip():
                     continue
-                said = "invalid UTF-8" if not _is_utf8(line) else str(error)
+                is_utf8 = line.decode(errors="ignore").encode() == line
+                said = str(error) if is_utf8 else "invalid UTF-8"
                 raise DataError(f"{name}, line {_number(file, unit, i)}: {said}; mend or delete the line") from error
             if type(record) is not dict:
                 raise DataError(f"{name}, line {_number(file, unit, i)}: it is no JSON object")
@@ -302,18 +304,16 @@ def _frames(file: IO[bytes], library: Any) -> Iterator[bytes]:
         raise EOFError("Compressed file ended before the end of its last frame")
 
 
-class _reading:  # noqa: N801 (used as a statement)
-    """What a library raises inside names the file."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (DataError, ConfigError, GeneratorExit)):
-            said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
-            raise DataError(f"{self.name} cannot be read: {said}") from error
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turns whatever a library raises inside into a `DataError` that names the file."""
+    try:
+        yield
+    except (DataError, ConfigError):
+        raise
+    except Exception as error:
+        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
+        raise DataError(f"{name} cannot be read: {said}") from error
 
 
 def _library(name: str, extra: str) -> Any:
@@ -322,11 +322,3 @@ def _library(name: str, extra: str) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise ConfigError(f"this needs {package}: {how_to_install(f'elman-data[{extra}]')}") from error
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -277,10 +277,10 @@ def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None
         masks = ((some[i].mask, len(some[i].tokens)) for i in order)
         parts["mask"] = (b"\1" * count if mask is None else mask for mask, count in masks)
     parts["index"] = [index[:, order].tobytes()]
-    for kind in parts:
+    for kind, chunks in parts.items():
         place = open_regular(f"{_place(job, run)}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(place, "wb", 1 << 20) as file:
-            file.writelines(parts[kind])
+            file.writelines(chunks)
 
 
 def _content(one: Encoded, seed: int) -> bytes:

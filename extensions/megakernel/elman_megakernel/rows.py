@@ -86,9 +86,8 @@ class Rows:
         while True:
             self.rows, self.ends = dict[Node, Row](), dict[Node, Node]()
             self.asked = set[Node]()  # what rows read in memory
-            self.readers = dict[
-                Node, list[tuple[Node, int]]
-            ]()  # products whose rows read what is of other rows, and where
+            # Products whose rows read what is of other rows, and where.
+            self.readers = dict[Node, list[tuple[Node, int]]]()
             for p in self.products:
                 self.rows[p] = self._row(p)
                 self.ends[self.rows[p].end] = p

@@ -53,9 +53,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A head without resources and two nodes with a GPU each. Nothing leaves this machine or the folder RAY_TMPDIR."""
     if not os.environ.get("ELMAN_REQUIRE_RAY"):
         pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-    place = Path(
-        tempfile.mkdtemp(prefix="r", dir=os.environ.get("RAY_TMPDIR"))
-    )  # a socket's path has 107 bytes at most
+    # The name is short: a socket's path has 107 bytes at most.
+    place = Path(tempfile.mkdtemp(prefix="r", dir=os.environ.get("RAY_TMPDIR")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(place))  # where Ray looks for the address of a cluster
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -138,9 +138,8 @@ class Engine(threading.Thread):
             with torch.inference_mode(), scaled_once(self.model):
                 while self._wait():
                     self._turn()
-        except (
-            Exception
-        ) as error:  # whatever a model raises: all requests are told, and whoever started the thread looks
+        except Exception as error:
+            # Whatever a model raises: all requests are told, and whoever started the thread looks.
             with self._condition:
                 self.failure, self.closing, lost = error, True, self._requests()
             for request in lost:
@@ -148,7 +147,7 @@ class Engine(threading.Thread):
             self.notify([request.changed for request in lost])
 
     def _requests(self) -> set[Request]:
-        """All that it has."""
+        """All requests: those that wait, are read, or run."""
         own = {reading.request for reading in self._reading} | {text.request for text in self._rows.owners if text}
         return own.union(self._queue)
 

@@ -185,9 +185,7 @@ class Rows(Generic[Owner]):
             cache = LadderCache.from_states(self._states)
 
             def step(tokens_P: Tensor) -> Tensor:
-                out = self.model(input_ids=tokens_P[:, None], past_key_values=cache, use_cache=True)
-                logits_PV: Tensor = out.logits[:, -1]
-                return logits_PV
+                return self.model(input_ids=tokens_P[:, None], past_key_values=cache, use_cache=True).logits[:, -1]
 
             self._draw(step, self._told_3P, how, self._drawn_TP)
             for layer, state in zip(static.layers, cache.states, strict=True):

@@ -12,7 +12,6 @@ from .automaton import Automaton
 from .draws import Draws
 from .task import task
 
-DIGITS = "0123456789"
 LONG = (128, 256, 512, 1024)
 
 

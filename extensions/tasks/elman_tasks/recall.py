@@ -88,7 +88,7 @@ def fuzzy_recall(length: int, vocabulary: int = 16, motif: int = 3) -> Sequences
         pairs = length // 2 + 1
         key_RP, value_of_RM = some(draws, pairs), some(draws, len(motifs))
         value_RP = np.take_along_axis(value_of_RM, key_RP, 1)
-        size_RP, start_RP = sizes_M[key_RP] + sizes_M[value_RP], None
+        size_RP = sizes_M[key_RP] + sizes_M[value_RP]
         start_RP = size_RP.cumsum(1) - size_RP
         text, reach = np.zeros((2, draws.rows, length + 1 + 2 * motif), dtype=np.int64)
         ago_RP = _since(key_RP)
@@ -181,9 +181,8 @@ def induction(length: int, vocabulary: int = 16) -> Sequences:
 def _since(key_RP: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many pairs ago each key stood last; 0 if it did not, and for a key of -1."""
     pairs = key_RP.shape[1]
-    coded_RP = np.sort(
-        key_RP * 2 * pairs + np.arange(pairs), 1
-    )  # by key, then place; less than `pairs` apart: the same key
+    # By key, then place; less than `pairs` apart: the same key.
+    coded_RP = np.sort(key_RP * 2 * pairs + np.arange(pairs), 1)
     apart_RP = np.diff(coded_RP, axis=1, prepend=coded_RP[:, :1] - pairs)
     ago_RP = np.zeros_like(key_RP)
     np.put_along_axis(ago_RP, coded_RP % (2 * pairs), np.where((apart_RP < pairs) & (coded_RP >= 0), apart_RP, 0), 1)

@@ -17,7 +17,7 @@ from typing import Any
 
 from elman_bench.results import plots
 from elman_bench.results.report import Extra, write_report
-from elman_bench.results.runs import Run, find_runs
+from elman_bench.results.runs import find_runs
 from elman_bench.results.statistics import student_mean
 from elman_bench.suite.plan import Overrides, Plan, Planned, Skipped, plan
 from elman_bench.suite.spec import Suite, parse_suite
@@ -92,7 +92,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for run in find_runs([folder]):
         lines = read(run.path)
-        if run.manifest.get("status") != "ok" or _is_trial(run) or not lines:
+        if run.manifest.get("status") != "ok" or run.is_trial or not lines:
             continue
         settings, hardware = run.settings, run.manifest.get("hardware") or {}
         task = _without("until", str(settings["data"]["path"]).removeprefix("task:"))
@@ -126,10 +126,6 @@ def _without(options: str, spec: str) -> str:
     return ":".join(filter(None, (name, ",".join(kept))))
 
 
-def _is_trial(run: Run) -> bool:
-    return run.suite is not None and run.path.name in run.suite.trials
-
-
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
     """For each task a table and a picture: the accuracy of each model over its seeds and by length, with the tuned values of
     the lowest held-out loss among those with the most seeds. `±` is half of Student's 95 % interval over seeds. `best` is the
@@ -138,7 +134,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
     """
     made = []
     for spec in dict.fromkeys(row["task"] for row in rows):
-        task, lengths = find(spec), [str(length) for length in find(spec).tests]
+        task = find(spec)
+        lengths = list(map(str, task.tests))
         models = _chosen([row for row in rows if row["task"] == spec])
         cells, lines = [], {}
         for model, runs in models.items():
@@ -155,15 +152,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
             f"Accuracy on {spec} by length; trained on {task.train[0]} to {task.train[1]}. Bands: range of the seeds."
         )
         picture = plots.by_length(lines, caption, "length of the sequence", "right answers", chance)
-        made.append(
-            Extra(
-                spec,
-                f"{task.definition} Chance is {chance:.3f}; a predictor of the last inputs reaches {seen}.",
-                heads,
-                cells,
-                {caption: picture},
-            )
-        )
+        summary = f"{task.definition} Chance is {chance:.3f}; a predictor of the last inputs reaches {seen}."
+        made.append(Extra(spec, summary, heads, cells, {caption: picture}))
     return made
 
 

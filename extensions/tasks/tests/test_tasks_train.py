@@ -95,22 +95,8 @@ def test_a_resumed_run_has_the_accuracies_of_an_uninterrupted_one(tmp_path, caps
     lines = read(tmp_path / "run")
     assert [line["step"] for line in lines] == [2, 4]
     sets[1] = "2"
-    assert (
-        elman(
-            [
-                "tasks",
-                "train",
-                task,
-                "gru@16x1",
-                "--out",
-                str(tmp_path / "two"),
-                *sets,
-                "--set",
-                "train.schedule=constant",
-            ]
-        )
-        == 0
-    )
+    command = ["tasks", "train", task, "gru@16x1", "--out", str(tmp_path / "two"), *sets]
+    assert elman([*command, "--set", "train.schedule=constant"]) == 0
     assert elman(["resume", str(tmp_path / "two"), "--steps", "4"]) == 0
     assert [line["step"] for line in read(tmp_path / "two")] == [2, 4]
     config = json.loads((tmp_path / "run/checkpoints/step-00000004/config.json").read_text())

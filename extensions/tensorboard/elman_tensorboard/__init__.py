@@ -13,7 +13,6 @@ from torch.utils.tensorboard import SummaryWriter
 from elman_core import hookimpl
 
 FOLDER = "tensorboard"
-NOT_CURVES = ("step", "kind")
 
 _writers: dict[Any, SummaryWriter] = {}  # by run: a process may train several
 
@@ -31,7 +30,7 @@ def elman_run_start(run: Any) -> None:
 def elman_step_end(run: Any, step: int, metrics: Any) -> None:
     """The writer has its own thread, so a step does not wait for the disk."""
     for name, value in metrics.items():
-        if name not in NOT_CURVES:
+        if name != "step":
             _writers[run.path].add_scalar(f"train/{name}", value, step)
 
 

@@ -13,8 +13,6 @@ import wandb
 
 from elman_core import hookimpl
 
-NOT_CURVES = ("step", "kind")
-
 _curves: dict[Any, Any] = {}  # by run: a process may train several
 
 
@@ -39,7 +37,7 @@ def elman_run_start(run: Any) -> None:
 
 @hookimpl
 def elman_step_end(run: Any, step: int, metrics: Any) -> None:
-    figures = {f"train/{name}": value for name, value in metrics.items() if name not in NOT_CURVES}
+    figures = {f"train/{name}": value for name, value in metrics.items() if name != "step"}
     _curves[run.path].log({"step": step, **figures})
 
 

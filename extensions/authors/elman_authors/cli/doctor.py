@@ -76,7 +76,10 @@ def _machine() -> list[Row]:
         _row("torch", "ok", f"{torch.__version__}, {threads} thread{'s' if threads > 1 else ''}"),
     ]
     for package in ("transformers", "safetensors", "schedulefree"):
-        rows.append(_package_row(package))
+        try:
+            rows.append(_row(package, "ok", version(package)))
+        except PackageNotFoundError:
+            rows.append(_row(package, "missing", "", f"pip install {package}"))
     if torch.version.hip:
         rows.append(_row("GPU", "reference", f"ROCm {torch.version.hip}: plain PyTorch runs, without our kernels"))
     elif torch.cuda.is_available():
@@ -89,13 +92,6 @@ def _machine() -> list[Row]:
     else:
         rows.append(_row("GPU", "none", "models run on the CPU"))
     return rows
-
-
-def _package_row(package: str) -> Row:
-    try:
-        return _row(package, "ok", version(package))
-    except PackageNotFoundError:
-        return _row(package, "missing", "", f"pip install {package}")
 
 
 def _gpus() -> list[Row]:

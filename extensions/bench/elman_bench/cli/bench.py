@@ -104,7 +104,7 @@ def _end(path: Path, states: Sequence[State], planned: Plan, json: bool) -> None
         rows = [{**job.to_dict(), "status": s.status, "contended": s.contended} for job, s in pairs]
         print(dump({"folder": str(path), "report": report and str(report), "jobs": rows}))
         return
-    print(f"{summary(states)}")
+    print(summary(states))
     if any(not state.ok for state in states):
         failed = any(not state.ok and not state.unfinished for state in states)
         print("to resume, run the same command" + (", with --again to repeat failed runs" if failed else ""))

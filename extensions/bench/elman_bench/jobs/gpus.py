@@ -162,9 +162,8 @@ class Nvml:
         if own and look.pids.isdisjoint(own):
             return []
         others = [_named(pid) for pid in sorted(look.pids - set(own))]
-        return [
-            other for other in others if "(nvidia-cuda-mps" not in other
-        ]  # it runs what others launch, and nothing else
+        # NVIDIA's MPS server runs what others launch, and nothing else.
+        return [other for other in others if "(nvidia-cuda-mps" not in other]
 
     def _handle(self, uuid: str) -> Any:
         try:

@@ -69,8 +69,7 @@ class LocalExecutor:
             job.state.parent.mkdir(parents=True, exist_ok=True)
             output = appending(log)
         lock = lock_soon(running.lock)
-        held = [lock, *self.slots.locks(slot)]
-        fds = [held_lock.fd for held_lock in held]
+        fds = [lock.fd, *(other.fd for other in self.slots.locks(slot))]
         try:
             running.process = subprocess.Popen(
                 [*self.child, str(running.exit_file), ",".join(map(str, fds)), *command],

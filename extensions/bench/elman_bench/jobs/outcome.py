@@ -23,7 +23,8 @@ def final_status(job: Job, ending: Ending, reason: str = "", since: str | None =
     """
     if ending.status is not None:
         return ending.status
-    status, manifest = status_of(ending.exit_code), str(_manifest(job).get("status", ""))
+    facts = _manifest(job)
+    status, manifest = status_of(ending.exit_code), str(facts.get("status", ""))
     if manifest == OK and status in (OK, *OUTSIDE):
         return OK  # complete and saved, whatever happened afterwards
     if reason == TIMEOUT:
@@ -35,11 +36,7 @@ def final_status(job: Job, ending: Ending, reason: str = "", since: str | None =
         return manifest or CRASHED
     if status == DIVERGED and manifest.startswith(DIVERGED):
         return manifest
-    if (
-        status == CRASHED
-        and since is not None
-        and str(_manifest(job).get("ended") or "")[:_SECONDS] >= since[:_SECONDS]
-    ):
+    if status == CRASHED and since is not None and str(facts.get("ended") or "")[:_SECONDS] >= since[:_SECONDS]:
         return manifest  # torchrun exits with 1, whatever its processes exit with
     if status == LOST and manifest not in ("", "starting", RUNNING):
         return manifest

@@ -251,15 +251,12 @@ def _edges(rows: Sequence[Row]) -> list[str]:
     """Tuned settings whose best value is the smallest or largest that was tried: a better value may lie beyond."""
     found = []
     for row in rows:
+        if not row.chosen or row.status not in ENDED_WELL:
+            continue
         for key, tried in row.tried.items():
             best = row.tuned.get(key)
             numbers = [v for v in tried if isinstance(v, int | float) and not isinstance(v, bool)]
-            if (
-                row.chosen
-                and row.status in ENDED_WELL
-                and len(numbers) == len(tried)
-                and best in (numbers[0], numbers[-1])
-            ):
+            if len(numbers) == len(tried) and best in (numbers[0], numbers[-1]):
                 end = "smallest" if best == numbers[0] else "largest"
                 name = row.runs[0].job.get("model", row.model)
                 found.append(f"{name}: the best {key}, {spelled(best)}, is the {end} value tried: try values beyond it")

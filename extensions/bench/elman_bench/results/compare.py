@@ -97,10 +97,10 @@ def contenders(runs: Sequence[Run]) -> list[Contender]:
         for run in chosen(some):
             groups.setdefault((*identity(run), text), []).append(run)
     names = labels([members[0] for members in groups.values()])
-    names = [
-        n if names.count(n) == 1 else f"{n} ({m[0].path.name})" for n, m in zip(names, groups.values(), strict=True)
+    return [
+        Contender(n if names.count(n) == 1 else f"{n} ({m[0].path.name})", tuple(m))
+        for n, m in zip(names, groups.values(), strict=True)
     ]
-    return [Contender(n, tuple(m)) for n, m in zip(names, groups.values(), strict=True)]
 
 
 def against_first(runs: Sequence[Run], last: int | None = None) -> list[Comparison]:

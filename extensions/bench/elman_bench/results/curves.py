@@ -82,10 +82,10 @@ def thin(x_N: Series, y_N: Series, most: int = 400) -> tuple[Series, Series]:
     return tuple(np.add.reduceat(v, edges[:-1]) / np.diff(edges) for v in (x_N, y_N))  # type: ignore[return-value]
 
 
-def visible_range(series: Sequence[Series], skip: float = 0.1) -> tuple[float, float] | None:
+def visible_range(series: Sequence[Series]) -> tuple[float, float] | None:
     """(low, high) of an axis of losses, without the first fall, which would squeeze the rest; None if nothing is finite."""
-    tails = [s[np.isfinite(s)] for s in series]
-    tails = [t[int(skip * len(t)) :] for t in tails if len(t)]
+    known = [s[np.isfinite(s)] for s in series]
+    tails = [s[len(s) // 10 :] for s in known if len(s)]
     if not tails:
         return None
     low, high = min(float(t.min()) for t in tails), max(float(t.max()) for t in tails)

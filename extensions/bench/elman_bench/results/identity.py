@@ -87,10 +87,10 @@ def spelled(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        text = f"{value:g}"
-        short = f"{value:e}".replace("e-0", "e-")
-        mantissa, _, power = short.partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{power}" if 0 < abs(value) < 0.01 else text
+        if not 0 < abs(value) < 0.01:
+            return f"{value:g}"
+        mantissa, _, power = f"{value:e}".replace("e-0", "e-").partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{power}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -168,13 +168,6 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 _KEYS = {"tokens": "tokens", "steps": "step", "minutes": "minutes"}
 
 
-def _across(axes: Any, x: str) -> None:
-    axes.set_xlabel(ACROSS[x])
-    axes.set_xlim(left=0)
-    if x != "minutes":
-        axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
-
-
 def _several(runs: Sequence[Run], kinds: Sequence[str]) -> dict[str, Any]:
     """Loss by each kind of x axis, and speed against quality."""
     runs = without_trials(runs)
@@ -211,9 +204,10 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     visible = visible_range(shown)
     if visible:
         axes.set_ylim(*visible)
-    axes.set(ylabel="bits per byte", title=f"loss by {ACROSS[x]}")
-    _across(axes, x)
-    axes.set_xlim(0, None)
+    axes.set(xlabel=ACROSS[x], ylabel="bits per byte", title=f"loss by {ACROSS[x]}")
+    axes.set_xlim(left=0)
+    if x != "minutes":
+        axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
     bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
     title = f"lines: training, smoothed{bands}\nmarks: held out"
     axes.legend(loc="upper right", title=title, title_fontsize=8, alignment="left")

@@ -70,7 +70,8 @@ def build(runs: Sequence[Run], folder: Path, extras: Sequence[Extra] = ()) -> st
         (_HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js", "report.html.j2")
     )
     suite = runs[0].suite if runs else None
-    skipped = (suite.facts.get("skipped") or []) if suite is not None else []
+    facts = suite.facts if suite is not None else {}
+    skipped = facts.get("skipped") or []
     results, every = collect(runs, by_model=True, everything=False), collect(runs)
     by_key = {(group.hash, group.target): group for group in every.groups}
     return environment.from_string(page).render(
@@ -79,8 +80,8 @@ def build(runs: Sequence[Run], folder: Path, extras: Sequence[Extra] = ()) -> st
         css=css,
         js=js,
         most=VERDICTS,
-        summary=suite.facts.get("summary") if suite is not None else None,
-        overview=_overview(runs, suite.facts.get("created") if suite is not None else None),
+        summary=facts.get("summary"),
+        overview=_overview(runs, facts.get("created")),
         skipped=[f"left out: {s.get('model')}: {s.get('reason')}" for s in skipped if isinstance(s, dict)],
         differences=[line.strip() for line in difference_lines(results)],
         extras=[vars(extra) | {"pictures": _embedded(extra.pictures)} for extra in extras],

@@ -108,7 +108,7 @@ def with_choices(rows: Sequence[Row]) -> list[Row]:
         tried = {k: tuple(sorted(v, key=_sortable)) for k, v in values.items() if len(v) > 1}
         best = _best([rows[i] for i in members])
         for i in members:
-            own = _spelled_tuned(rows[i])
+            own = _tuned_key(rows[i])
             result[i] = replace(rows[i], tried=tried, chosen=not tried or best is None or own == best)
     return result
 
@@ -122,7 +122,7 @@ def _family(row: Row) -> tuple[str, ...]:
     return (str(run.job.get("model")), *(part for part in identity(run) if not part.startswith(keys)))
 
 
-def _spelled_tuned(row: Row) -> str:
+def _tuned_key(row: Row) -> str:
     return json.dumps(row.tuned, sort_keys=True, default=str)
 
 
@@ -133,7 +133,7 @@ def _best(rows: Sequence[Row]) -> str | None:
         value = row.value("bits_per_byte")
         value = row.value("last_100") if math.isnan(value) else value
         if row.status in ENDED_WELL and not math.isnan(value):
-            scores.setdefault(_spelled_tuned(row), []).append(value)
+            scores.setdefault(_tuned_key(row), []).append(value)
     if not scores:
         return None
     return min(scores, key=lambda k: (-len(scores[k]), statistics.fmean(scores[k])))

@@ -166,9 +166,8 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
     for job in plan.jobs:
         if job.id not in known:
             continue
-        before, after = (
-            flatten(tree) for tree in (from_dict(known[job.id]["settings"]).to_dict(), job.settings.to_dict())
-        )
+        before = flatten(from_dict(known[job.id]["settings"]).to_dict())
+        after = flatten(job.settings.to_dict())
         by_trials = {key for key in TUNABLE if job.trials}
         keys = sorted({*before, *after} - set(RESUMABLE) - by_trials)
         changed = [key for key in keys if before.get(key) != after.get(key)]

@@ -92,12 +92,7 @@ class Planned:
 
     def to_dict(self) -> dict[str, Any]:
         """Its entry in suite.json."""
-        return {
-            **dataclasses.asdict(self),
-            "settings": self.settings.to_dict(),
-            "tuned": dict(self.tuned),
-            "trials": list(self.trials),
-        }
+        return {**dataclasses.asdict(self), "settings": self.settings.to_dict(), "trials": list(self.trials)}
 
 
 @dataclass(frozen=True)
@@ -306,15 +301,14 @@ def _tried_first(
     made: list[list[tuple[Planned, ...]]] = []
     for given in _values({k: v for k, v in tuned.items() if k.startswith(OPTION)}):
         values = list(_values({k: v for k, v in tuned.items() if k not in given}))
-        first, *others = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
+        finals = [_planned(entry, size, given, seed, protocol, values[0]) for seed in seeds]
         if len(values) == 1:
-            made.append([(first,), *((other,) for other in others)])
+            made.append([(final,) for final in finals])
             continue
-        trials = [_planned(entry, size, given | v, seeds[0], protocol) for v in values]
-        trials = [_trial(trial, tokens) for trial in trials]
+        trials = [_trial(_planned(entry, size, given | v, seeds[0], protocol), tokens) for v in values]
         ids = tuple(trial.id for trial in trials)
-        finals = [dataclasses.replace(final, trials=ids) for final in (first, *others)]
-        made.append([(*trials, finals[0]), *((final,) for final in finals[1:])])
+        first, *others = [dataclasses.replace(final, trials=ids) for final in finals]
+        made.append([(*trials, first), *((other,) for other in others)])
     return made
 
 

@@ -32,7 +32,7 @@ from elman_core.extension import TUNABLE, ConfigError, did_you_mean, folders, fr
 KEYS = ("summary", "sizes", "depth", "seeds", "gpus", "models", "tuned", "tuning", "protocol")
 MODEL_KEYS = ("model", "label", "sizes", "depth", "options", "tuned")
 OPTION = "model.options."
-_KINDS: dict[str, tuple[type, str]] = {
+_KINDS: dict[str, tuple[Any, str]] = {
     "summary": (str, "a text"), "label": (str, "a text"), "models": (list, "a list"), "sizes": (list, "a list"),
     "depth": (int, "a number of layers"), "gpus": (int, "a number of GPUs of each run"),
     "tokens": (int, "the bytes of each trial"), "options": (dict, "a table"), "tuning": (dict, "a table"),
@@ -217,15 +217,11 @@ def _seeds(given: Any, where: str) -> int | tuple[int, ...]:
     return given
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _check(tree: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     """Raise `ConfigError` for an unknown key, or a value of another kind than `_KINDS` says."""
     for key, value in tree.items():
         if key not in known:
             raise ConfigError(f"{where}there is no key {key!r}.{did_you_mean(key, known)} Keys: {', '.join(known)}")
         kind, words = _KINDS.get(key, (object, ""))
-        if not isinstance(value, kind) or (kind is int and not _is_count(value)):
+        if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
             raise ConfigError(f"{where}{key} is {words}, not {value!r}")

@@ -68,12 +68,11 @@ def serve(
     called = name or Path(os.path.abspath(model)).name  # of "." that of the folder
     limits = Limits(max_prompt, max_tokens, min(slots, 128), ladder.config.vocab_size)
     api = Api(engine, called, limits, seconds=timeout, key=key)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            api, http="h11", ws="none", lifespan="off", log_level="error", access_log=False, server_header=False,
-            timeout_graceful_shutdown=int(timeout) + 1,
-        )
+    config = uvicorn.Config(
+        api, http="h11", ws="none", lifespan="off", log_level="error", access_log=False, server_header=False,
+        timeout_graceful_shutdown=int(timeout) + 1,
     )  # fmt: skip
+    server = uvicorn.Server(config)
     gc.collect()
     gc.freeze()  # else each full collection walks through torch, and all streams wait a quarter of a second
     engine.start()

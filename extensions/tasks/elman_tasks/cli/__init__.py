@@ -127,11 +127,8 @@ def suite(
         print(f"left out: {left_out.model}: {left_out.reason}")
     print(f"{chosen.name}: {len(planned.jobs)} runs in {folder}, {where.words}", flush=True)
     if dry_run:
-        print(
-            table(
-                [[job.id, job.what, str(job.settings.train.steps)] for job in planned.jobs], ("run", "model", "steps")
-            )
-        )
+        rows = [[job.id, job.what, str(job.settings.train.steps)] for job in planned.jobs]
+        print(table(rows, ("run", "model", "steps")))
         return
     states, signum = run_suite(chosen, planned, folder, where, timeout, seconds, results, again)
     if (ended := suites.finish(folder)) is not None:
