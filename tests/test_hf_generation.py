@@ -149,6 +149,16 @@ def test_drafts_change_no_token_in_training_mode():
     )
 
 
+@pytest.mark.parametrize(("variant", "free"), [("transformer", (0, 1)), ("gdn", (0,)), ("lstm", (0,))])
+def test_an_exported_model_takes_other_sizes(variant, free):
+    model, text = tiny(variant, dtype=torch.float32), PROMPT.repeat(2, 1)
+    sizes = {"input_ids": dict.fromkeys(free, torch.export.Dim.DYNAMIC), "use_cache": None}
+    given = {"input_ids": PROMPT, "use_cache": False}
+    exported = torch.export.export(model, (), given, dynamic_shapes=sizes, strict=False).module()
+    other = text[:3, :7] if 1 in free else text[:3]
+    torch.testing.assert_close(exported(input_ids=other, use_cache=False).logits, model(other).logits)
+
+
 @pytest.mark.parametrize("variant", OF_EACH_KIND)
 def test_a_traced_model_takes_masks_and_packed_rows(variant):
     model, mask = tiny(variant, depth=1, dtype=torch.float32), torch.ones_like(PROMPT)

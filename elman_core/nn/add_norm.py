@@ -162,7 +162,7 @@ def _fake(
     x: Tensor, residual: Tensor | None, _weight: Tensor, _eps: float, out: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     stream = x if residual is None else residual
-    rho = stream.new_empty(stream.shape[:-1].numel())
+    rho = stream.new_empty(stream[..., 0].numel())  # of a shape it would be a constant in traced code
     return torch.empty_like(x, dtype=out), x.new_empty(0) if residual is None else torch.empty_like(stream), rho
 
 

@@ -26,7 +26,7 @@ def joins(modules: Sequence[nn.Module], x: Tensor) -> bool:
 
 def many_rows(x: Tensor) -> bool:
     """Whether x is on a GPU and has so many rows that copying the weights is cheap compared with their product."""
-    return x.is_cuda and x.shape[:-1].numel() >= ROWS
+    return x.is_cuda and x.numel() >= ROWS * x.shape[-1]
 
 
 def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:

@@ -120,7 +120,7 @@ class RNNMixer(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        rows, spare = len(x_BTD), spare_rows(len(x_BTD), x_BTD)
+        spare = spare_rows(rows := x_BTD.shape[0], x_BTD)
         if spare:
             x_BTD, mask_BT, starts_BT = with_spare(spare, 0, x_BTD, mask_BT, starts_BT)
             state = None if state is None else dict(zip(state, with_spare(spare, 0, *state.values()), strict=True))
