@@ -78,19 +78,23 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
 
 
 def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
-    """A byte-level BPE as transformers has it, of at most `vocab` tokens; <|endoftext|> ends texts. template: for chats."""
+    """A byte-level BPE as transformers has it, of at most `vocab` tokens; <|endoftext|> ends texts. template: for chats.
+
+    Padding has its own token: collators leave its labels out of the loss, and a text would never learn to end.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made, end = Tokenizer(models.BPE()), "<|endoftext|>"
+    made, end, pad = Tokenizer(models.BPE()), "<|endoftext|>", "<|pad|>"
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     shown = sys.stderr.isatty()  # elsewhere its bars are empty lines
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=[end], initial_alphabet=letters, show_progress=shown)
+    known = {"special_tokens": [end, pad], "initial_alphabet": letters}
+    trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=shown, **known)
     made.train_from_iterator(texts, trainer)
-    ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), end)
+    names = {"bos_token": end, "eos_token": end, "pad_token": pad}
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, chat_template=template, padding_side="left", clean_up_tokenization_spaces=False, **ends
+        tokenizer_object=made, chat_template=template, padding_side="left", clean_up_tokenization_spaces=False, **names
     )
 
 

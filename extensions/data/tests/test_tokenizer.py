@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from train_helpers import TINY, checkpoint, metrics
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from elman_core.cli import main
 from elman_core.data import open_file
@@ -56,3 +56,14 @@ def test_conversations_become_a_model_of_answers_with_their_template(tokens, tal
     )
     assert asked == "<user>größe?\n<assistant>"
     assert tokenizer.decode(tokenizer(asked).input_ids) == asked
+
+
+def test_the_end_of_a_text_is_a_target_of_transformers_collator(tmp_path):
+    (tmp_path / "text.txt").write_text("größe zwei " * 50)
+    assert (
+        main(["tokenizer", "train", str(tmp_path / "text.txt"), "--vocab", "300", "--out", str(tmp_path / "bpe")]) == 0
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bpe", padding_side="right")
+    rows = [{"input_ids": tokenizer(text + tokenizer.eos_token).input_ids} for text in ("größe", "größe zwei")]
+    labels = DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)["labels"].tolist()
+    assert [[label for label in row if label != -100] for row in labels] == [row["input_ids"] for row in rows]

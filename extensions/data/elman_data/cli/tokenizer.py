@@ -17,7 +17,7 @@ group = typer.Typer(help=__doc__, no_args_is_help=True)
 def train(
     inputs: list[str] = typer.Argument(metavar="INPUT...", help="Texts, as `elman data pack` takes them."),
     out: Path = typer.Option(help="A new folder, which transformers loads."),
-    vocab: int = typer.Option(8192, min=257, help="Tokens, with one for each byte and <|endoftext|>."),
+    vocab: int = typer.Option(8192, min=258, help="Tokens, with one for each byte, <|endoftext|> and <|pad|>."),
     field: str | None = typer.Option(None, help="The field of a record that is its text."),
     template: Path | None = typer.Option(None, help="A chat template (Jinja) to keep with the tokenizer."),
 ) -> None:
