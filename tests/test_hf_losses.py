@@ -47,6 +47,17 @@ def test_the_loss_of_a_padded_batch_is_that_of_its_rows(variant):
         torch.testing.assert_close(torch.stack(got), expected.expand(2), msg=how)
 
 
+def test_another_number_may_mark_labels_that_do_not_count():
+    model, (ids, mask) = tiny("e42"), padded("right")
+    for number in (-1, -100):
+        labels = ids.masked_fill(mask == 0, number).index_fill(1, torch.tensor([2]), number)
+        for given in ({}, {"attention_mask": mask}):
+            loss = model(ids, labels=labels, ignore_index=number, **given).loss
+            torch.testing.assert_close(
+                loss, model(ids, labels=labels.masked_fill(labels == number, -100), **given).loss
+            )
+
+
 @every_kind
 @torch.no_grad()
 def test_the_scores_of_a_padded_row_are_those_of_the_row(variant):

@@ -173,11 +173,8 @@ def test_adapters_of_a_normalised_matrix_compute_the_same_after_a_reload(variant
 
 def test_prompts_are_tuned_and_prefixes_of_keys_and_values_refused():
     peft = pytest.importorskip("peft")
-    tokens, sizes = (
-        torch.tensor([list(TEXT[:24])]),
-        {"num_layers": 2, "token_dim": width("e42"), "num_attention_heads": 1},
-    )
-    given = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4, "num_transformer_submodules": 1, **sizes}
+    tokens = torch.tensor([list(TEXT[:24])])
+    given = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4, "num_attention_heads": 1}
     tuned = peft.get_peft_model(tiny("e42", dtype=torch.float32), peft.PromptTuningConfig(**given))
     tuned(tokens, labels=tokens).loss.backward()
     assert tuned.prompt_encoder.default.embedding.weight.grad.any()

@@ -116,6 +116,12 @@ def test_masked_positions_do_not_exist(variant, pattern):
         torch.testing.assert_close(out[row, real], alone[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("tokens", [TOKENS[0], TOKENS.to(torch.uint8), TOKENS.float()])
+def test_tokens_of_another_shape_or_kind_are_refused_in_one_line(tokens):
+    with pytest.raises(ConfigError, match=r"input_ids must be \(batch, time\) \.long\(\), not \("):
+        ladder(dtype=torch.float32)(tokens)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -60,7 +60,7 @@ class RecurrentLayer(CacheLayerMixin):
         return self.tape
 
     def set(self, state: State, n_tokens: int) -> None:
-        """Store the state after `n_tokens` more tokens. Gradients flow through it: detach it yourself to cut them."""
+        """Store the state after `n_tokens` more tokens. Gradients flow through it, unless checkpointing is reentrant."""
         if not self.static:
             self.state = state
             self.seen += n_tokens

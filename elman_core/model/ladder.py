@@ -195,8 +195,8 @@ class LadderModel(LadderPreTrainedModel):
 
 def _require_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Raise `ConfigError` unless these are (B, T) tokens. Values are checked on a CPU only: a GPU would make the host wait."""
-    if input_ids.ndim != 2:
-        raise ConfigError(f"input_ids must be (batch, time), not of shape {tuple(input_ids.shape)}")
+    if input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
+        raise ConfigError(f"input_ids must be (batch, time) .long(), not {tuple(input_ids.shape)} {input_ids.dtype}")
     if input_ids.device.type != "cpu" or torch.compiler.is_compiling() or not input_ids.numel():
         return
     if is_in_torch_dispatch_mode() or torch._C._functorch.peek_interpreter_stack():  # type: ignore[attr-defined]

@@ -63,9 +63,9 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         """Logits (B, T, V), and the loss if there are labels. See `LadderModel.forward` for the other arguments.
 
         Args:
-            labels: (B, T), not shifted; -100 is ignored. Each real token predicts the next real one: where the mask is 0, a
-                label does not count. `num_items_in_batch` divides the summed loss if given: labels of a whole step behind the
-                first of each row, as Trainer counts them. Without any label the mean is NaN and the gradient zero.
+            labels: (B, T), not shifted; -100 or `ignore_index` is ignored. Each real token predicts the next real one: where
+                the mask is 0, a label does not count. `num_items_in_batch` divides the summed loss if given: labels of a
+                whole step behind the first of each row, as Trainer counts them. Without labels the mean is NaN, the gradient 0.
             logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do.
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone.
@@ -97,10 +97,10 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             targets: Any = _targets(*whole)[:, :-1].contiguous() if return_loss else kwargs.pop("shift_labels", None)
             if targets is None:
                 assert labels is not None
-                targets = _targets(labels, attention_mask)
+                targets = _targets(labels, attention_mask, ignored := kwargs.get("ignore_index", -100))
                 if (items := kwargs.get("num_items_in_batch")) is not None and attention_mask is not None:
                     # Trainer also counts the first byte after padding on the left, which no real byte predicts
-                    counted, met = ((t != -100).sum().clamp(min=1) for t in (labels[:, 1:], targets))
+                    counted, met = ((t != ignored).sum().clamp(min=1) for t in (labels[:, 1:], targets))
                     kwargs["num_items_in_batch"] = items * (met / counted)
             shifted = {"labels": None, "shift_labels": targets}
             loss = self.loss_function(logits_BTV, vocab_size=self.lm_head.weight.shape[0], **shifted, **kwargs)
@@ -270,9 +270,9 @@ def _expect_draft(cache: Any, tokens: int) -> None:
         layer.expect_draft(tokens)
 
 
-def _targets(labels_BT: Tensor, mask: Tensor | None) -> Tensor:
-    """For each place the label of the next real token, or -100 if there is none or the place is not real."""
-    shifted_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=-100)
+def _targets(labels_BT: Tensor, mask: Tensor | None, ignored: int = -100) -> Tensor:
+    """For each place the label of the next real token, or `ignored` if there is none or the place is not real."""
+    shifted_BT = nn.functional.pad(labels_BT[:, 1:], (0, 1), value=ignored)
     if mask is None:
         return shifted_BT.contiguous()
     steps = labels_BT.shape[1]
@@ -280,4 +280,4 @@ def _targets(labels_BT: Tensor, mask: Tensor | None) -> Tensor:
     place_T = torch.arange(steps, device=labels_BT.device)
     later_BT = nn.functional.pad(place_T.where(real_BT, steps)[:, 1:], (0, 1), value=steps)
     next_BT = later_BT.flip(1).cummin(1).values.flip(1)
-    return nn.functional.pad(labels_BT, (0, 1), value=-100).gather(1, next_BT).masked_fill(~real_BT, -100)
+    return nn.functional.pad(labels_BT, (0, 1), value=ignored).gather(1, next_BT).masked_fill(~real_BT, ignored)
