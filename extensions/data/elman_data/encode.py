@@ -89,8 +89,9 @@ def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     shown = sys.stderr.isatty()  # elsewhere its bars are empty lines
-    known = {"special_tokens": [end, pad], "initial_alphabet": letters}
-    trainer = trainers.BpeTrainer(vocab_size=vocab, show_progress=shown, **known)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[end, pad], initial_alphabet=letters, show_progress=shown
+    )
     made.train_from_iterator(texts, trainer)
     names = {"bos_token": end, "eos_token": end, "pad_token": pad}
     return PreTrainedTokenizerFast(
