@@ -149,7 +149,9 @@ def test_drafts_change_no_token_in_training_mode():
     )
 
 
-@pytest.mark.parametrize(("variant", "free"), [("transformer", (0, 1)), ("gdn", (0,)), ("lstm", (0,))])
+@pytest.mark.parametrize(
+    ("variant", "free"), [("transformer", (0, 1)), ("gdn", (0, 1)), ("lstm", (0,)), ("e42", (0,)), ("e88", (0,))]
+)
 def test_an_exported_model_takes_other_sizes(variant, free):
     model, text = tiny(variant, dtype=torch.float32), PROMPT.repeat(2, 1)
     sizes = {"input_ids": dict.fromkeys(free, torch.export.Dim.DYNAMIC), "use_cache": None}

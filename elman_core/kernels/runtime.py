@@ -239,7 +239,7 @@ def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Of 16-bit numbers, a single row may be summed otherwise
     (some AMD processors) and, with AMX, more than 32, which MKL_CBWR=AUTO,STRICT puts apart (docs/decisions/0050)."""
-    rows, half = x.shape[:-1].numel(), x.dtype.itemsize < 4
+    rows, half = x.numel() // x.shape[-1], x.dtype.itemsize < 4
     strict = half and rows > _TILE and _exact(x) and "STRICT" in os.environ.get("MKL_CBWR", "")
     if strict and torch.cpu._is_amx_tile_supported():
         blocks = x.reshape(rows, -1).split(_TILE)

@@ -51,7 +51,7 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    cpu, wide = dispatch.pays(x_TBC, len(x_TBC), taps * x_TBC.shape[2]), runtime.compute_dtype(x_TBC, weight_CK)
+    cpu, wide = dispatch.pays(x_TBC, x_TBC.shape[0], taps * x_TBC.shape[2]), runtime.compute_dtype(x_TBC, weight_CK)
     fits = (cpu or dispatch.launches(x_TBC)) and wide != torch.float64 and x_TBC.numel() > 0
     chosen = fits and not runtime.transformed() and dispatch.runs(NAME, x_TBC, taps, cpu=cpu)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))

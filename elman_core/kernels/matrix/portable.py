@@ -53,7 +53,7 @@ def recurrence(
     assert given is not None
     made: dict[str, Any] = dict(tensors)
     state, mask, starts = (made.pop(name) for name in ("S0", "mask", "starts"))
-    dtype, batch = compute_dtype(*made.values()), len(given)
+    dtype, batch = compute_dtype(*made.values()), given.shape[0]
     if batch == heads == 1 and spare_rows(1, given):  # BLAS sums one product otherwise than each of several
         timed = [name for name, x in made.items() if x is not None and name not in (*cell.params, "A_log", "dt_bias")]
         made |= zip(timed, with_spare(1, 0, *(made[name] for name in timed)), strict=True)
