@@ -213,7 +213,8 @@ def test_a_mixture_has_the_widest_of_all_tokens_and_the_fresh_rows_of_sources_wi
     [
         (["a:0", "b"], "the weight of a is 0: a weight is above 0"),
         (["a:-1", "b"], "the weight of a is -1"),
-        (["a", "none:2"], "there is no file"),
+        (["a", "none:2"], "there is no file none: correct the path"),
+        (["a:half"], "there is no file a:half: each text has its own --data FILE:NUMBER"),
         (["~nobody.has.this.name/text"], "cannot be used: Could not determine home directory"),
         (["a" * 5000], ": File name too long"),
         (["a", ""], "no training text: give one with --data FILE"),

@@ -141,7 +141,8 @@ def test_a_pipe_gets_every_byte_and_a_terminal_the_prompt_and_text_that_controls
     ("words", "message"),
     [
         (("none-such",), "there is no folder 'none-such'"),
-        (("e88-small",), "there is no folder 'e88-small'. Did you mean pretrained/e88-small?"),
+        (("e88-small",), "there is no folder 'e88-small'. Did you mean 'pretrained/e88-small'?"),
+        ((__file__,), "is neither a checkpoint (no config.json) nor a run with one (none saved)"),
         (("RUN", "-t", "-1"), "temperature must be 0 or more"),
         (("RUN", "--top-p", "0"), "top-p must be above 0"),
         (("RUN", "--stop", "0x1ff"), "--stop takes a byte"),
@@ -163,7 +164,9 @@ def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsysbinary, tmp_p
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "manifest.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert elman(capsysbinary, "generate", "runs/mime", "-p", "x") == (2, "", "elman: there is no folder 'runs/mime'\n")
+    for command in (("generate", "runs/mime", "-p", "x"), ("resume", "runs/mime")):
+        said = "elman: there is no folder 'runs/mime'. Did you mean 'runs/mine'?\n"
+        assert elman(capsysbinary, *command) == (2, "", said)
     code, _, said = elman(capsysbinary, "generate", "someone/model", "-p", "x")
     assert (code, "someone/model cannot be loaded" in said) == (2, True), "that is, or may be, a name on the hub"
 

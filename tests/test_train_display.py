@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,19 @@ def test_the_estimate_is_of_the_recurrence_that_runs(variant, compiler, length, 
     monkeypatch.setattr(estimate, "forward_loss", reading)
     seconds_a_step(model, 2, 512)
     assert read == [2, length]
+
+
+def test_the_estimate_is_read_again_where_the_machine_was_busy(monkeypatch):
+    model, read = LadderForCausalLM(LadderConfig(variant="e42", hidden_size=16, num_hidden_layers=1)), []
+
+    def reading(model, tokens_BT, *given, **how):
+        read.append(tokens_BT.shape[1])
+        time.sleep(0.3 if len(read) in (2, 3) else 0)
+        return forward_loss(model, tokens_BT, *given, **how)
+
+    monkeypatch.setattr(estimate, "forward_loss", reading)
+    assert seconds_a_step(model, 2, 512) < estimate.SLOW
+    assert read == [2, 16, 16, 16]
 
 
 def test_several_gpus_are_started_by_torchrun(text, monkeypatch, capsys):

@@ -103,13 +103,13 @@ def eval_(
     elif held:
         part, how = "held out", f"of {held.value}, held out"
     elif read is None:
-        part, how = "unknown", "if its training held out these"
+        part, how = "unknown", "held out only if its training held them out"
     elif read != found:
         part, how = "another text", "of another text than its training's"
     elif all(p.split(fraction).heldout_bytes <= p.split(asked["heldout"]).heldout_bytes for p in parts if p.file):
         part, how = "held out", "held out"  # what its training held out contains these
     else:
-        part, how = "not held out", "that its training may have read"
+        part, how = "not held out", "not held out: its training may have read them"
     result |= {"part": part, "window": length, "data": str(path), "model": model}
     if json_:
         print(json.dumps(result))

@@ -76,14 +76,13 @@ class ByteFile:
         try:
             info = os.stat(self.path)
             if not stat.S_ISREG(info.st_mode):
-                raise DataError(
-                    f"{self.path} is not a regular file: give a text; elman data pack makes one of a folder"
-                )
+                raise DataError(f"{self.path} is not a regular file: give a text (elman data pack joins a folder)")
             if info.st_size == 0:
                 raise DataError(f"{self.path} is empty: give a text, or a file that elman data pack wrote")
             self._open()
         except FileNotFoundError:
-            raise DataError(f"there is no file {self.path}; several texts are several --data") from None
+            hint = "each text has its own --data FILE:NUMBER" if {*",: "} & {*str(path)} else "correct the path"
+            raise DataError(f"there is no file {self.path}: {hint}") from None
         except OSError as error:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}") from error
         self.size = os.fstat(self._descriptor).st_size

@@ -224,7 +224,7 @@ def local_arch(extension: Extension) -> str:
         return levels.get(torch.backends.cpu.get_cpu_capability(), toolchain.host_architecture())
 
     if not torch.cuda.is_available():
-        raise KernelError(f"kernel {extension.name}: no GPU here; name one, as in `elman build --arch sm_90`")
+        raise KernelError(f"kernel {extension.name}: no GPU here; name one (--arch sm_90), or add --backend cpu")
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from elman_core.registry import CheckpointError, ElmanError
+from elman_core.registry import CheckpointError, ElmanError, did_you_mean
 from elman_core.storage import CHECKSUMS, check_folder, read_json
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
 from .pretrained import check_safetensors
-from .shipped import is_shipped, meant, shipped
+from .shipped import all_shipped, is_shipped, shipped
 
 WEIGHTS = "model.safetensors"
 _NAME = re.compile(r"step-(\d+)")
@@ -95,8 +95,9 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         check_folder(shipped(path))
         return shipped(path)
     root = Path(path)
-    if not root.is_dir():
-        raise CheckpointError(f"there is no folder {str(path)!r}{meant(path)}")
+    if not root.exists():
+        known = [*map(str, root.parent.glob("*/")), *all_shipped()]
+        raise CheckpointError(f"there is no folder {str(path)!r}.{did_you_mean(str(path), known) or ' Check the path'}")
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
             if (root / "adapter_config.json").exists():

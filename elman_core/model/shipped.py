@@ -32,9 +32,9 @@ def shipped(path: str | os.PathLike) -> Path:
     return folders[name]
 
 
-def meant(path: str | os.PathLike) -> str:
-    """`". Did you mean pretrained/NAME?"` for the name of a shipped model without what it begins with, or an empty string."""
-    return f". Did you mean {PREFIX}{path}?" if str(path) in _folders() else ""
+def all_shipped() -> list[str]:
+    """`pretrained/NAME` of every model in an installed package."""
+    return [PREFIX + name for name in _folders()]
 
 
 def _folders() -> dict[str, Path]:

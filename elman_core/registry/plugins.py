@@ -222,8 +222,8 @@ class Plugins:
         if made_with and not there:
             words.append(f"The checkpoint was made with {made_with}: {how_to_install(made_with.split('==')[0])}")
         else:
-            if "," in name:
-                words.append(f"Join the variants of one model with +: {name.replace(',', '+')}.")
+            words += [f"Join the variants of one model with +: {name.replace(',', '+')}."] if "," in name else []
+            words += [f"Give the name without a size: {name.partition('@')[0]}."] if "@" in name else []
             words.append(nearest(name, self.installed))
         error = PluginError(" ".join(words))
         error.__cause__ = cause

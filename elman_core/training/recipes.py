@@ -40,7 +40,7 @@ def find_recipe(what: str) -> Path | None:
 def _mistaken(path: Path) -> str:
     """Return the kind of a path that is not a recipe, and what to do with it."""
     if path.is_file():
-        return f"a file, not a recipe (.toml): give a text with --data {path}"
+        return f"a file, not a recipe (.toml): give a text with --data, as in elman train NAME --data {path}"
     if (path / "manifest.json").is_file():
         return f"a run: continue it with elman resume {path}"
     if (path / "config.json").is_file() or str(path).startswith("pretrained/"):

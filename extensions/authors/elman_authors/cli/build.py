@@ -98,7 +98,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
                 cache = ladder(tokens, use_cache=True).past_key_values
                 ladder(tokens[:, :1], past_key_values=cache)
     if not archs and not torch.cuda.is_available():
-        raise ConfigError("there is no GPU here: say for which one, as in --arch sm_90")
+        raise ConfigError("no GPU here: name one, as in --arch sm_90; for this CPU, give variants and --backend cpu")
     archs = archs or ["sm_{}{}".format(*torch.cuda.get_device_capability())]
     return [(problem[0], arch, e) for problem in asked for arch in archs for e in builds(problem, arch)]
 
