@@ -67,3 +67,10 @@ def test_the_end_of_a_text_is_a_target_of_transformers_collator(tmp_path):
     rows = [{"input_ids": tokenizer(text + tokenizer.eos_token).input_ids} for text in ("größe", "größe zwei")]
     labels = DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)["labels"].tolist()
     assert [[label for label in row if label != -100] for row in labels] == [row["input_ids"] for row in rows]
+
+
+def test_no_tokenizer_is_trained_without_a_text(tmp_path, capsys):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert main(["tokenizer", "train", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "bpe")]) == 2
+    assert "there is no text in these inputs" in capsys.readouterr().err
+    assert not (tmp_path / "bpe").exists()

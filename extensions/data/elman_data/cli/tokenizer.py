@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,10 @@ def train(
                 for text, _ in encoder.pieces(document, unit.paths[0]):
                     yield text if isinstance(text, str) else text.decode(errors="replace")
 
-    tokenizer = train_bpe(texts(), vocab, chat)
+    found = filter(None, texts())
+    if (first := next(found, None)) is None:
+        raise ConfigError("there is no text in these inputs: every document is empty")
+    tokenizer = train_bpe(itertools.chain([first], found), vocab, chat)
     write_folder(out, tokenizer.save_pretrained)
     print(
         f"{out}: {len(tokenizer):,} tokens"
