@@ -168,6 +168,7 @@ def test_elman_plugins_chooses(shelf: Shelf) -> None:
 
 BAD_INPUT = {
     "verify good@64x2": "elman: no variant 'good@64x2' is installed. Did you mean 'good'? Give the name without a size: good",
+    "show e97": "elman: no variant 'e97' is installed. e97 is in this checkout: pip install ./plugins/e97. Installed: good",
     "show goad": "elman: no variant 'goad' is installed. Did you mean 'good'? Installed: good",
     "show good,good": "elman: no variant 'good,good' is installed. Did you mean 'good'? Join the variants of one model with +",
     "show good:wid": "elman: variant 'good' has no preset 'wid'. Did you mean 'wide'? Presets: wide",

@@ -22,7 +22,7 @@ from elman_core.imports import without_collection
 from . import hookspecs
 from .checks import check_hooks, collect, is_missing, needs_core, one_line, said_when_slow, shared_state_kept
 from .errors import PluginError, did_you_mean, nearest, printable
-from .installing import how_to_install
+from .installing import how_to_install, pip_install
 from .variant import Variant
 
 GROUP = "elman"
@@ -207,10 +207,9 @@ class Plugins:
         raise self._missing(name, made_with)
 
     def _missing(self, name: str, made_with: str | None) -> PluginError:
-        words = [f"no variant {name!r} is installed."]
         there = any(broken.entry_point == name for broken in self.broken)
-        if not there and (hint := did_you_mean(name, self.installed)):
-            words[0] += hint
+        here = os.path.isfile(Path(__file__).parents[2] / "plugins" / name / "pyproject.toml")
+        words = [f"no variant {name!r} is installed." + ("" if there else did_you_mean(name, self.installed))]
         cause: BaseException | None = None
         for broken in self.broken:  # any of them might have brought it
             words.append(f"P{str(broken)[1:]}.")
@@ -224,6 +223,7 @@ class Plugins:
         else:
             words += [f"Join the variants of one model with +: {name.replace(',', '+')}."] if "," in name else []
             words += [f"Give the name without a size: {name.partition('@')[0]}."] if "@" in name else []
+            words += [f"{name} is in this checkout: {pip_install(f'elman-{name}')}."] if here else []
             words.append(nearest(name, self.installed))
         error = PluginError(" ".join(words))
         error.__cause__ = cause

@@ -22,7 +22,7 @@ def train(
     field: str | None = typer.Option(None, help="The field of a record that is its text."),
     template: Path | None = typer.Option(None, help="A chat template (Jinja) to keep with the tokenizer."),
 ) -> None:
-    """Train a byte-level BPE, of the library tokenizers, which encodes every text; <|endoftext|> ends documents."""
+    """Train a byte-level BPE, which encodes every text. It is made by the library tokenizers; <|endoftext|> ends documents."""
     from elman_data.encode import Encoder, How, train_bpe
     from elman_data.inputs import documents, find, units
 

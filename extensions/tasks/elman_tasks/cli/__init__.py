@@ -33,7 +33,7 @@ def show(
     task: str = typer.Argument(help="A task, with options if any: mqar:pairs=8,train=128-128."),
     rows: int = typer.Option(2, min=0, help="Sequences to show."),
 ) -> None:
-    """Show a task: its definition, chance, what a window of the last inputs can tell, and some sequences."""
+    """Show a task. Its definition, chance, what a window of the last inputs can tell, and some sequences."""
     from elman_tasks.catalogue import find
 
     chosen = find(task)
@@ -65,7 +65,7 @@ def train(
     steps: int | None = typer.Option(None, help="Optimizer steps."),
     sets: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Any setting, such as train.lr=1e-3."),
 ) -> None:
-    """Train a model on a task; the accuracy by length is in accuracy.jsonl of the run. `elman resume RUN` continues it.
+    """Train a model on a task. The accuracy by length is in accuracy.jsonl of the run; `elman resume RUN` continues it.
 
     The same as elman train with --data task:TASK, chunks of the task's length and the logger accuracy.
     """
