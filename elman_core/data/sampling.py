@@ -140,7 +140,7 @@ def heldout_offsets(parts: Split, length: int, most_bytes: int | None = None) ->
         DataError: nothing is held out.
     """
     if len(parts.heldout_runs) == 0 or parts.block < 2:
-        raise DataError("nothing is held out: data.heldout is 0 or the text short; elman eval --all scores all of it")
+        raise DataError("nothing is held out: data.heldout is 0, or the text is too short; elman eval --all scores it")
     length = min(length, parts.block - 1)
     each = (parts.heldout_runs[:, 1] - parts.heldout_runs[:, 0] - 1) // length
     offsets = np.concatenate([run[0] + np.arange(n) * length for run, n in zip(parts.heldout_runs, each, strict=True)])
