@@ -131,10 +131,11 @@ def test_what_is_not_installed_says_what_to_install(text, tmp_path, monkeypatch,
         ("data pakc", "No such command 'pakc'. Did you mean 'pack'? (`elman data --help`)"),
         ("generate", "Missing argument 'model' (`elman generate --help`)"),
         ("compare", "Missing argument 'paths' (`elman compare --help`)"),
-        ("resume none", "there is no folder 'none'"),
+        ("resume none", "there is no folder 'none'. Check the path"),
     ],
 )
-def test_a_wrong_command_says_what_to_type(words, says, capsys):
+def test_a_wrong_command_says_what_to_type(words, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 2
     assert capsys.readouterr().err == f"elman: {says}\n"
 
