@@ -6,6 +6,7 @@ baselines. The two colours are from Okabe and Ito's palette, lighter in dark mod
 
 from __future__ import annotations
 
+import math
 import re
 from html import escape
 from pathlib import Path
@@ -33,8 +34,9 @@ def draw(readme: str) -> str:
         return round(HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - BOTTOM - TOP), 1)
 
     lines = [f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>']
-    for i in range(round((high - low) * 100) + 1):
-        y = low + i / 100
+    apart = 0.01 if high - low < 0.1 else 0.05
+    for i in range(math.ceil(low / apart - 1e-6), math.floor(high / apart + 1e-6) + 1):
+        y = i * apart
         lines.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(y)}" y2="{up(y)}"/>')
         lines.append(f'<text class="soft" x="{LEFT - 8}" y="{up(y) + 4}" text-anchor="end">{y:.2f}</text>')
     for x in range(int(left), int(right) + 1, 100_000):

@@ -5,7 +5,8 @@ PATH[key=value, …]`, FILE in benchmarks/results; the other lines are what a ro
 
     {key}       a number: the record's, rounded as it is shown; a key of a record within is `a.b`, another source's `ALIAS.a`
     {a/b}       a quotient of two numbers, or of a number and a unit: K, M, GiB
-    {mean key}  over all records (of the first source) that the row names; also {min …}, {max …}, and {n}, how many they are
+    {mean key}  over all records (of the first source, or of ALIAS for {mean ALIAS.key}) that the row names; also {min …},
+                {max …}, and {n} or {n ALIAS}, how many they are
     {=key}      a name: only records with this value count, of all sources that have the key, or of one: {=ALIAS.key}
     {*}         words, and digits only inside backquotes
 
@@ -67,19 +68,21 @@ def records(line: str) -> tuple[str, Records]:
     return alias or "", [r for r in found if all(str(at(r, key)) == value for key, value in wanted)]
 
 
-def agree(field: str, shown: str, chosen: dict[str, Any], first: str, every: Records) -> bool:
-    """Whether a number of a row is that of the chosen records, or of every record (of the first source) that the row names."""
+def agree(field: str, shown: str, chosen: dict[str, Any], first: str, named: dict[str, Records]) -> bool:
+    """Whether a number of a row is that of the chosen records, or of every record (of one source) that the row names."""
 
     def value(path: str) -> Any:
         alias, _, rest = path.partition(".")
         return at(chosen[alias], rest) if alias in chosen and rest else at(chosen[first], path)
 
     over, _, path = field.partition(" ")
-    if field == "n":
-        figure: Any = len(every)
+    if over == "n":
+        figure: Any = len(named[path or first])
     elif over in OVER:
         path, _, unit = path.partition("/")
-        figure = OVER[over]([at(record, path) for record in every]) / UNITS.get(unit, 1)
+        alias, _, rest = path.partition(".")
+        every = [at(record, rest) for record in named[alias]] if alias in named else [at(r, path) for r in named[first]]
+        figure = OVER[over](every) / UNITS.get(unit, 1)
     else:
         top, _, bottom = field.partition("/")
         figure, by = value(top), UNITS.get(bottom) or (value(bottom) if bottom else 1)
@@ -113,7 +116,7 @@ def found(row: str, line: str, sources: dict[str, Records]) -> bool:
         named[alias] = [r for r in some if all(str(at(r, key)) == shown for key, shown in known)]
     first, *others = named
     return any(
-        all(agree(field, shown, dict(zip(named, chosen, strict=True)), first, named[first]) for field, shown in numbers)
+        all(agree(field, shown, dict(zip(named, chosen, strict=True)), first, named) for field, shown in numbers)
         for chosen in itertools.product(named[first], *(named[alias] or [{}] for alias in others))
     )
 
