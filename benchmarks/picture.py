@@ -1,7 +1,7 @@
 """Draw docs/models.svg from README's table of models: python benchmarks/picture.py
 
-Quality against speed, with a labelled point for each model. Circles are variants of this project; squares, labelled above, are
-baselines. The two colours are from Okabe and Ito's palette, lighter in dark mode.
+Quality against speed, with a labelled point for each model. Circles are variants of this project, squares are baselines. The
+two colours are from Okabe and Ito's palette, lighter in dark mode.
 """
 
 from __future__ import annotations
@@ -45,19 +45,28 @@ def draw(readme: str) -> str:
         )
     about = "bits per byte (lower is better) against bytes per second in training (further right is better)"
     lines.append(f'<text class="soft" x="{LEFT}" y="{HEIGHT - 6}">{about}</text>')
+    taken = [(across(speed), up(bits), 14.0) for _, bits, speed in points]
     for name, bits, speed in points:
-        x, y = across(speed), up(bits)
+        x, y, label = across(speed), up(bits), name.partition("@")[0]
         ours = not name.startswith(BASELINES)
-        kind = (
-            f'circle class="ours" cx="{x}" cy="{y}" r="6"'
-            if ours
-            else (f'rect class="baseline" x="{x - 5.5}" y="{y - 5.5}" width="11" height="11"')
-        )
-        lines.append(
-            f'<{kind}/><text x="{x}" y="{y + (21 if ours else -11)}" text-anchor="middle">{escape(name)}</text>'
-        )
+        kind = f'circle class="ours" cx="{x}" cy="{y}" r="6"'
+        if not ours:
+            kind = f'rect class="baseline" x="{x - 5.5}" y="{y - 5.5}" width="11" height="11"'
+        wide = 8.6 * len(label)
+        beside = 13 + wide / 2
+        # Beside, above or below its point: the first place where no point and no label is.
+        places = [(x + beside, y), (x - beside, y), (x, y - 16), (x, y + 16)]
+        free = [place for place in places if not any(_meet(*place, wide, *other) for other in taken)]
+        middle, height = (free or places)[0]
+        taken.append((middle, height, wide))
+        lines.append(f'<{kind}/><text x="{middle}" y="{height + 4.5}" text-anchor="middle">{escape(label)}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{about}">'
     return "\n".join([head, f"<style>{STYLE}</style>", *lines, "</svg>\n"])
+
+
+def _meet(x: float, y: float, wide: float, x2: float, y2: float, wide2: float) -> bool:
+    """Whether two labels, or a label and a point, overlap: their middles and widths."""
+    return abs(x - x2) < (wide + wide2) / 2 and abs(y - y2) < 15
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def agree(field: str, shown: str, chosen: dict[str, Any], first: str, named: dic
         path, _, unit = path.partition("/")
         alias, _, rest = path.partition(".")
         every = [at(record, rest) for record in named[alias]] if alias in named else [at(r, path) for r in named[first]]
-        figure = OVER[over](every) / UNITS.get(unit, 1)
+        figure = OVER[over](every) / UNITS.get(unit, 1) if every else None
     else:
         top, _, bottom = field.partition("/")
         figure, by = value(top), UNITS.get(bottom) or (value(bottom) if bottom else 1)
@@ -114,10 +114,10 @@ def found(row: str, line: str, sources: dict[str, Records]) -> bool:
         here = [(key.removeprefix(f"{alias}."), shown) for key, shown in names]
         known = [(key, shown) for key, shown in here if any(at(record, key) is not None for record in some)]
         named[alias] = [r for r in some if all(str(at(r, key)) == shown for key, shown in known)]
-    first, *others = named
-    return any(
+    first = next(iter(named))
+    return any(named.values()) and any(
         all(agree(field, shown, dict(zip(named, chosen, strict=True)), first, named) for field, shown in numbers)
-        for chosen in itertools.product(named[first], *(named[alias] or [{}] for alias in others))
+        for chosen in itertools.product(*(some or [{}] for some in named.values()))
     )
 
 
