@@ -43,7 +43,7 @@ def draw(readme: str) -> str:
         lines.append(
             f'<text class="soft" x="{across(x)}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x // 1000}K</text>'
         )
-    about = "bits per byte (lower is better) against bytes per second in training (further right is better)"
+    about = "bits per byte (lower is better) against bytes per second in training; squares are baselines"
     lines.append(f'<text class="soft" x="{LEFT}" y="{HEIGHT - 6}">{about}</text>')
     taken = [(across(speed), up(bits), 14.0) for _, bits, speed in points]
     for name, bits, speed in points:
