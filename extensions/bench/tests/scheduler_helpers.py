@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-from elman_bench.jobs.gpus import busy, monitor
+from elman_bench.jobs.gpus import busy, choose, monitor
 from elman_bench.jobs.job import Job, State, read_state
 from elman_bench.jobs.local import LocalExecutor
 from elman_bench.jobs.scheduler import Scheduler
@@ -23,8 +23,9 @@ __all__ = ["USE_GPU"]
 
 
 def alone() -> None:
-    """Skips a test that needs the GPUs to itself where somebody uses one."""
-    if used := [why for gpu in monitor().gpus() if (why := busy(monitor().look(gpu.uuid), ()))]:
+    """Skips a test that needs the GPUs that this process sees to itself where somebody uses one."""
+    seen = choose(monitor().gpus(), "auto", "", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if used := [why for gpu in seen if (why := busy(monitor().look(gpu.uuid), ()))]:
         pytest.skip(f"needs the GPUs to itself, and one has {used[0]}: run it alone")
 
 

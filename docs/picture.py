@@ -1,4 +1,4 @@
-"""Draw docs/models.svg from README's table of models: python benchmarks/picture.py
+"""Draw docs/models.svg from README's table of models: python docs/picture.py
 
 Quality against speed, with a labelled point for each model. Circles are variants of this project, squares are baselines. The
 two colours are from Okabe and Ito's palette, lighter in dark mode.
