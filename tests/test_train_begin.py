@@ -88,6 +88,13 @@ def test_a_run_without_a_checkpoint_begins_again_only_with_the_same_model(models
         resume(tmp_path / "run", quiet=True)
 
 
+def test_a_run_without_a_checkpoint_finds_its_model_from_another_folder(models, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(models)
+    start(begun(text, "run"), tmp_path / "run", quiet=True).folder.close()
+    monkeypatch.chdir(tmp_path)
+    assert resume(tmp_path / "run", quiet=True).fit().status == "ok"
+
+
 @pytest.mark.parametrize(
     ("name", "sets", "error", "said"),
     [

@@ -317,3 +317,11 @@ def test_a_run_with_parameters_that_no_gradient_reaches_is_resumed(
     assert start(asked, tmp_path / "run", quiet=True).fit().step == 3
     assert_same_bits(resume(tmp_path / "run", quiet=True).fit().checkpoint, whole)
     assert (load_file(whole / "model.safetensors")["model.layers.0.mixer.idle"] == 1).all()
+
+
+def test_another_beta1_leaves_the_average_of_schedule_free_as_it_is(text, tmp_path):
+    start(settings(text, *CASES["schedule_free"], "train.steps=8"), tmp_path / "run", quiet=True).fit()
+    before = metrics(tmp_path / "run", "evaluation")[-1]["loss"]
+    trainer = resume(tmp_path / "run", steps="+1", quiet=True, sets=["train.beta1=0.5"])
+    assert trainer.evaluate()["loss"] == pytest.approx(before, rel=1e-6)
+    trainer.fit()

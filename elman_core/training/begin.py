@@ -40,7 +40,7 @@ def source_of(model: ModelSettings, new: bool) -> Path | str | None:
     source = locate(model.init)
     if model.init_optimizer == "keep" and not (isinstance(source, Path) and (source / "state/trainer.json").exists()):
         raise CheckpointError(f"{model.init} holds no state of an optimizer: leave out model.init_optimizer=keep")
-    return source
+    return source.absolute() if new and isinstance(source, Path) else source
 
 
 def facts(model: Any, source: Path | str, settings: ModelSettings) -> dict[str, str]:

@@ -158,15 +158,15 @@ def load_checkpoint(
 def load_optimizer(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Load the weights that are trained and the optimizer's state of a verified checkpoint. Raises as `load_checkpoint`."""
     with _readable(path):
-        weights: dict[str, Tensor] = {}
-        for file in sorted(path.glob("model*.safetensors")):
-            weights.update(load_file(file))
-        if optimizer.averages:
-            weights.update(load_file(path / "state/last.safetensors"))
-        _copy_into(model, weights)
+        weights = {n: x for file in path.glob("model*.safetensors") for n, x in load_file(file).items()}
         trainer = read_json(path / "state/trainer.json")
-        tensors = load_file(path / "state/optimizer.safetensors")
-        optimizer.load(tensors, trainer["optimizer"], trainer.get("untouched", ()))
+        state = load_file(path / "state/optimizer.safetensors")
+        if optimizer.averages and trainer["settings"]["train"]["beta1"] == optimizer.beta:
+            weights.update(load_file(path / "state/last.safetensors"))
+        elif optimizer.averages:  # beta1 has changed: the average and z stay, and y lies elsewhere between them
+            weights |= {n: x.lerp(state[f"z/{n}"], 1 - optimizer.beta) for n, x in weights.items() if f"z/{n}" in state}
+        _copy_into(model, weights)
+        optimizer.load(state, trainer["optimizer"], trainer.get("untouched", ()))
 
 
 def read_progress(path: Path, run: str) -> Progress:
