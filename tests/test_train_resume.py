@@ -18,6 +18,7 @@ from elman_core.registry import CheckpointError, ConfigError, DataError, Storage
 from elman_core.storage import read_json, write_json
 from elman_core.training import evaluate, failures, loop
 from elman_core.training.loop import Trainer
+from elman_core.training.settings import apply_sets, from_dict
 from elman_core.training.start import resume, start
 
 
@@ -290,6 +291,26 @@ def test_a_schedule_that_ended_at_zero_is_not_continued(text, tmp_path):
     start(settings(text, "train.steps=4", "train.final_lr=0.0"), tmp_path / "run", quiet=True).fit()
     with pytest.raises(ConfigError, match="learning rate of 0"):
         resume(tmp_path / "run", steps="+4", quiet=True)
+    assert resume(tmp_path / "run", steps="+4", quiet=True, sets=["train.final_lr=0.1"]).fit().step == 8
+
+
+@pytest.mark.parametrize(("steps", "minutes"), [("5", None), (None, "2")])
+def test_a_schedule_that_will_end_at_zero_is_not_continued_either(steps, minutes, text, tmp_path, stop_at):
+    stop_at(2)
+    length = "train.steps=4" if steps else "train.minutes=1.0"
+    tree = settings(text, "train.final_lr=0.0").to_dict()
+    tree["train"]["steps"] = None
+    start(from_dict(apply_sets(tree, [length])), tmp_path / "run", quiet=True).fit()
+    with pytest.raises(ConfigError, match="learning rate of 0"):
+        resume(tmp_path / "run", steps, minutes, quiet=True)
+
+
+def test_the_first_lines_of_a_longer_run_give_the_schedule_that_it_keeps(text, tmp_path, stop_at):
+    stop_at(2)
+    start(settings(text, "train.steps=4"), tmp_path / "run", quiet=True).fit()
+    resume(tmp_path / "run", steps="9", quiet=True).fit()
+    said = (tmp_path / "run/console.log").read_text().splitlines()
+    assert [s for s in said if s.startswith("schedule    4 steps") and s.endswith("; the run ends after 9 steps")]
 
 
 def test_a_checkpoint_holds_nothing_but_safetensors_json_and_text(finished):

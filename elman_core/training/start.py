@@ -121,9 +121,14 @@ def resume(
         text = ranks.together(lambda: open_text(settings, fingerprint, manifest.get("text_digests")))
         plan = ranks.together(lambda: decide(settings, text, ranks, manifest, position.checkpoint))
         plan.require_same()
-        past = _is_done(plan.began, position)
-        if past and not done and plan.schedule.factor(position.progress.step, 1.0) == 0:
-            raise ConfigError("the schedule of this run ended at a learning rate of 0: more steps would change nothing")
+        train, began = plan.settings.train, plan.began.train
+        last = max(position.progress.step, train.steps or 0)
+        past = began.is_done(last, max(position.progress.seconds, 60 * (train.minutes or 0)))
+        longer = (train.steps, train.minutes) != (began.steps, began.minutes)
+        if past and longer and not done and plan.schedule.factor(last, 1.0) < 1e-9:
+            raise ConfigError(
+                "the schedule of this run ends at a learning rate of 0: for more, add --set train.final_lr=0.1"
+            )
         if ranks.main and (plan.model.config.made_with or {}) != manifest["made_with"]:
             log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
         trainer = ranks.together(lambda: Trainer(plan, folder, position, quiet))
@@ -209,26 +214,22 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
         return
     if train.steps == 0:
         return  # no step has a learning rate
-    length, of, most = f"{train.steps} steps", "steps", ""
-    if train.minutes is not None:
-        length, of, most = f"{train.minutes:.4g} minutes", "time", ", at most a tenth of the time"
+    whole = train if train.schedule == "constant" else plan.began.train
+    length, goal = (f"{t.steps} steps" if t.minutes is None else f"{t.minutes:.4g} minutes" for t in (whole, train))
+    of, most = ("steps", "") if whole.minutes is None else ("time", ", at most a tenth of the time")
     marks = ", ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in plan.schedule.at_landmarks().items())
     rates = f"learning rate by share of the {of}: {marks}"
-    yield f"schedule    {length}, {train.schedule}, warm-up {train.warmup} steps{most}; {rates}"
+    ends = "" if length == goal else f"; the run ends after {goal}"
+    yield f"schedule    {length}, {train.schedule}, warm-up {train.warmup} steps{most}; {rates}{ends}"
 
 
 def _changed(settings: Settings) -> Iterator[str]:
     """The settings that are not the defaults, as `--set` takes them. Those that the other lines give are left out, and what
     its default leaves to the run."""
     told = {
-        "model.variant",
-        "model.options",
-        "model.hidden_size",
-        "model.num_hidden_layers",
-        "train.steps",
-        "train.minutes",
+        "model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers", "train.steps", "train.minutes",
         "train.warmup",
-    }
+    }  # fmt: skip
     model, usual = settings.model, Settings().to_dict()
     if isinstance(model.options, dict) and isinstance(model.variant, str):
         usual["model"]["options"] = config_to_dict(resolve(model.variant).config)
