@@ -100,6 +100,13 @@ def test_a_run_on_a_mixture_resumes_to_the_bit_and_scores_every_source(reading, 
         resume(tmp_path / "broken", steps="+1", data=[f"{files[0]}:6", f"{files[2]}:3", f"{files[1]}:1"])
 
 
+def test_a_training_text_is_not_held_out_as_well(files, tmp_path):
+    (tmp_path / "link").symlink_to(files[1])
+    for name in (files[1], tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is a training text, too"):
+            start(mixed(files, f"data.heldout_file={str(name)!r}"), tmp_path / "run", quiet=True)
+
+
 def test_another_text_to_evaluate_on_leaves_the_whole_text_to_training(files, tmp_path, capsys):
     trainer = start(mixed(files[:1], f"data.heldout_file={str(files[1])!r}"), tmp_path / "run", quiet=True)
     assert "nothing held out" in trainer.windows.in_words

@@ -236,7 +236,7 @@ def test_a_small_text_is_compared_whole_not_only_in_samples(tmp_path):
     before, sampled = text.read_bytes(), ByteFile(text).fingerprint()
     place = next(place for place in range(4096, 600_000, 512) if changed(text, before, place) == sampled)
     assert text.read_bytes()[place] != before[place]
-    with pytest.raises(DataError, match="was changed since this run began"):
+    with pytest.raises(DataError, match="was changed since the run began"):
         resume(run, steps="+2", quiet=True)
     known = read_json(run / "manifest.json")
     known.pop("text_digests")  # as in runs of older versions

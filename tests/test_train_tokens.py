@@ -65,7 +65,9 @@ def test_a_text_of_bytes_is_not_held_out_for_tokens(made, tmp_path):
     for text, held in ((made / "text.bin", tmp_path / "bytes"), (tmp_path / "bytes", made / "text.bin")):
         with pytest.raises(DataError, match="no tokens of the training text's tokenizer"):
             open_text(settings(text, f"data.heldout_file={str(held)!r}"))
-    open_text(settings(made / "text.bin", f"data.heldout_file={str(made / 'text.bin')!r}"))
+    for name in ("text.bin", "text.bin.json"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    open_text(settings(made / "text.bin", f"data.heldout_file={str(tmp_path / 'text.bin')!r}"))
 
 
 def test_a_run_is_scored_in_bits_per_byte_and_carries_its_tokenizer(made, tmp_path, capsys):

@@ -126,9 +126,7 @@ def resume(
         past = began.is_done(last, max(position.progress.seconds, 60 * (train.minutes or 0)))
         longer = (train.steps, train.minutes) != (began.steps, began.minutes)
         if past and longer and not done and plan.schedule.factor(last, 1.0) < 1e-9:
-            raise ConfigError(
-                "the schedule of this run ends at a learning rate of 0: for more, add --set train.final_lr=0.1"
-            )
+            raise ConfigError("this run's schedule ends at a learning rate of 0: add --set train.final_lr=0.1")
         if ranks.main and (plan.model.config.made_with or {}) != manifest["made_with"]:
             log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
         trainer = ranks.together(lambda: Trainer(plan, folder, position, quiet))

@@ -149,14 +149,14 @@ def open_text(
         raise ConfigError("data.documents='reset' needs a token that ends documents, which these data do not have")
     if held and held.file and tokenizer_digest(held.file) != tokenizer_digest(windows):
         raise DataError(f"{held.value} has no tokens of the training text's tokenizer: pack both with the same one")
+    if held and held.file and expected is None and held.value in [part.value for part in parts]:
+        raise ConfigError(f"{held.value} is a training text, too: give --heldout another text, or leave it out")
     text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings)), held)
     if expected is not None:
         name = ", ".join(p.value for p in parts)
         _require_same(name, text.fingerprint(), expected)
         if digests is not None and text.digests() != digests:
-            raise DataError(
-                f"{name} was changed since this run began: restore it, or give the old one with --data FILE"
-            )
+            raise DataError(f"{name} was changed since the run began: restore it, or give the old one with --data FILE")
     return text
 
 
