@@ -75,7 +75,7 @@ plugins().manager.register(Act(), name="elman-test:act")
 SHORT = ("train.steps=12", "train.eval_every=6", "train.lr=0.01")
 SUMMED = "import elman_core.training.parallel as p; p.Replicated = p.Summed"
 CASES = {
-    "four ranks": (4, ()),
+    "four ranks, the time as seed": (4, ("train.seed=1764507532123456789",)),
     "accumulated, recomputed": (2, ("train.accumulate=2", "train.gradient_checkpointing=true", "train.loss_chunk=5")),
     "summed after the backward": (2, ("train.accumulate=2",)),  # as a captured step does
     "carried": (2, ("data.sampling=tbptt", "data.documents=reset")),

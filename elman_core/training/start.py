@@ -73,7 +73,7 @@ def start(settings: Settings, out: Path | None = None, quiet: bool = False, text
         folder.discard()
         raise
     if ranks.rank:  # each rank drops out different elements
-        torch.manual_seed(plan.settings.train.seed * 4_099 + ranks.rank)
+        torch.manual_seed((plan.settings.train.seed * 4_099 + ranks.rank) % 2**64)
     for line in _first_lines(plan, folder.path):
         trainer.display.say(line, indent=12)
     return trainer
