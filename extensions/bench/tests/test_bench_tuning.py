@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import test_bench_suite
-from elman_bench.jobs.job import State, write_state
+from elman_bench.jobs.job import State, read_state, write_state
+from elman_bench.results.runs import read_suite
 from elman_bench.suite import folder as folder_module
+from elman_bench.suite.record import Record
 from scheduler_helpers import cpu_executor, schedule, shell_job, state
 from test_bench_cli import states
 from test_bench_suite import TINY, Overrides, ids, plan, suite
@@ -91,6 +93,16 @@ def test_the_best_of_those_that_ended_well_is_chosen_and_stays(tmp_path):
     assert again["g-16x1-s42"].after == (low, high)
     kept = next(j for j in json.loads((tmp_path / "out/suite.json").read_text())["jobs"] if j["id"] == "g-16x1-s42")
     assert kept == entry, "opening the folder again does not forget it"
+
+
+def test_a_trial_of_a_value_that_was_added_or_left_out_later_stays_a_trial(tmp_path):
+    opened(tmp_path, models=("g",), seeds=1)
+    opened(tmp_path, sets=("train.lr=[3e-3,1e-2]",), models=("g",), seeds=1)
+    trials = {f"g-16x1-lr{lr}-s42-trial" for lr in ("0.001", "0.003", "0.01")}
+    assert read_suite(tmp_path / "out")[0].trials == trials
+    write_state(tmp_path / "out/jobs/g-16x1-s42.json", State("g-16x1-s42", "ok"))
+    opened(tmp_path, sets=("train.lr=[3e-3,1e-2,3e-2]",), models=("g",), seeds=1)
+    assert read_suite(tmp_path / "out")[0].trials == {*trials, "g-16x1-lr0.03-s42-trial"}
 
 
 def test_a_trial_that_diverged_has_no_say_and_the_last_losses_decide_where_nothing_is_held_out(tmp_path):
@@ -232,6 +244,12 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     again = json.loads(Path("kept.json").read_text())["runs"]
     assert again[final]["manifest"] == kept["runs"][final]["manifest"]
     assert {id: again[id] for id in trials} == {id: kept["runs"][id] for id in trials}
+    early = [Record(Path("together.json"), Path("rest")) for _ in range(2)]
+    for record, id in zip(early, (trials[0], final), strict=True):
+        record.add([read_state(Path(f"rest/jobs/{id}.json"), id)])
+    assert [*json.loads(Path("together.json").read_text())["runs"]] == [trials[0], final], (
+        "two suites may write at once"
+    )
     assert statuses("all", "--seconds", "0") == (0, ["ok"] * 3)
     assert not Path("all/runs/ran").exists()
     assert Path("all/report.html").exists()

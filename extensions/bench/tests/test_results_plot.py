@@ -190,6 +190,12 @@ def test_real_runs_are_read_paired_drawn_and_reported(tmp_path, capsys):
     assert main(["results", str(tmp_path / "runs"), "--html"]) == 0
 
 
+def test_a_name_is_drawn_as_it_is_whatever_it_holds():
+    for name in ("_mine", "$x_{$", "$5 or $6"):
+        picture = plots.by_length({name: {1: [0.5], 2: [0.7]}}, "title", "x", "y", 0.5).decode()
+        assert f"{name} -->" in picture, name
+
+
 def test_characters_that_no_font_has_are_drawn_without_a_warning(caplog):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

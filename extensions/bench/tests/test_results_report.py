@@ -120,6 +120,21 @@ def test_tuned_values_count_the_seeds_behind_their_means(tmp_path):
     assert re.search(r"a lr 3e-3 [\d.]+ 2 ok chosen a lr 1e-3 [\d.]+ 1 killed, ok", text), text
 
 
+def test_tuned_values_of_one_label_in_two_sizes_are_two_lines(tmp_path):
+    jobs = [
+        {
+            "id": f"{d}-lr{lr}",
+            "model": "a",
+            "sets": (f"train.lr={lr}", f"model.hidden_size={d}"),
+            "tuned": {"train.lr": lr},
+        }
+        for lr in (0.001, 0.003)
+        for d in (64, 96)
+    ]
+    text = " ".join(parsed(write_report(write_suite(tmp_path / "s", jobs))).text.split())
+    assert len(re.findall(r"a hidden_size=\d+ lr [13]e-3 [\d.]+ 1 ok", text)) == 4, text
+
+
 @pytest.mark.parametrize("what", ["run", "folder", "waiting", "damaged"])
 def test_any_folder_with_runs_has_a_report(tmp_path, what, capsys, monkeypatch):
     monkeypatch.setattr(plots, "for_report", lambda *_: {})

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from elman_bench.results import plots
+from elman_bench.results.identity import identity, labels, spelled
 from elman_bench.results.report import Extra, write_report
-from elman_bench.results.runs import find_runs
+from elman_bench.results.runs import Run, find_runs
 from elman_bench.results.statistics import student_mean
 from elman_bench.suite.plan import Overrides, Plan, Planned, Skipped, plan
 from elman_bench.suite.spec import Suite, parse_suite
@@ -90,17 +91,20 @@ def results(folder: Path) -> list[dict[str, Any]]:
     end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole` the means of theirs.
     """
     rows = []
+    ended: dict[str, list[tuple[Run, Any]]] = {}
     for run in find_runs([folder]):
         lines = read(run.path)
-        if run.manifest.get("status") != "ok" or run.is_trial or not lines:
-            continue
+        if run.manifest.get("status") == "ok" and not run.is_trial and lines:
+            task = _without("until", str(run.settings["data"]["path"]).removeprefix("task:"))
+            ended.setdefault(task, []).append((run, lines))
+    names = {task: _names([run for run, _ in some]) for task, some in ended.items()}
+    for task, run, lines in ((task, *each) for task, some in ended.items() for each in some):
         settings, hardware = run.settings, run.manifest.get("hardware") or {}
-        task = _without("until", str(settings["data"]["path"]).removeprefix("task:"))
         rows.append(
             {
                 "name": task.partition(":")[0],
                 "task": task,
-                "model": run.job.get("model") or settings["model"]["variant"],
+                "model": names[task][identity(run)],
                 "options": settings["model"]["options"],
                 "seed": settings["train"]["seed"],
                 "tuned": dict(run.job.get("tuned") or {}),
@@ -117,6 +121,14 @@ def results(folder: Path) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _names(runs: Sequence[Run]) -> dict[tuple[str, ...], str]:
+    """The name of each model of a task by its `identity`: where several have one label, such as a variant in two sizes, with
+    the settings that differ."""
+    tuned = {key for run in runs for key in run.job.get("tuned") or ()}
+    firsts = {identity(run): run for run in reversed(runs)}
+    return dict(zip(firsts, labels([*firsts.values()], tuned), strict=True))
 
 
 def _without(options: str, spec: str) -> str:
@@ -162,7 +174,7 @@ def _chosen(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     them."""
     values: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        tuned = "".join(f", {key.rpartition('.')[2]} {value:g}" for key, value in row["tuned"].items())
+        tuned = "".join(f", {key.rpartition('.')[2]} {spelled(value)}" for key, value in row["tuned"].items())
         values.setdefault(row["model"], {}).setdefault(tuned, []).append(row)
     chosen = {}
     for model, each in values.items():

@@ -215,6 +215,22 @@ def test_runs_become_tables_pictures_and_a_report(tmp_path):
     assert len(json.loads((tmp_path / suites.RESULT).read_text())["runs"]) == 2
 
 
+def test_a_variant_in_two_sizes_is_two_models_and_not_two_seeds(tmp_path):
+    for size in ("16x1", "24x1"):
+        where = ["--out", str(tmp_path / size)]
+        assert elman(["tasks", "train", "parity:train=3-8,tests=8+16", f"gru@{size}", *where, *TRAIN]) == 0
+    assert [row["model"] for row in suites.results(tmp_path)] == ["gru@16x1", "gru@24x1"]
+    (section,) = suites.tables(suites.results(tmp_path))
+    assert [row[2] for row in section.rows] == ["1", "1"]
+
+
+def test_a_tuned_setting_may_be_a_word():
+    made = [
+        {"model": "a", "tuned": {"train.optimizer": name}, "held_out": bits} for name, bits in (("b", 0.5), ("c", 0.4))
+    ]
+    assert list(suites._chosen(made)) == ["a, optimizer c"]
+
+
 def test_a_tuned_value_of_one_seed_does_not_stand_for_three():
     made = [
         {"model": "a", "tuned": {"train.lr": lr}, "seed": seed, "held_out": bits}

@@ -114,7 +114,7 @@ def by_length(
         figure, axes = _figure(6.4, 4.2)
         for i, (name, values) in enumerate(lines.items()):
             style = {"color": COLOURS[i % MOST], "linestyle": DASHES[(i + i // MOST) % len(DASHES)]}
-            label = f"{name} ({count} seeds)" if (count := max(map(len, values.values()))) > 1 else name
+            label = _plain(f"{name} ({count} seeds)" if (count := max(map(len, values.values()))) > 1 else name)
             axes.plot([*values], [np.mean(v) for v in values.values()], label=label, marker="o", markersize=3, **style)
             low, high = [min(v) for v in values.values()], [max(v) for v in values.values()]
             axes.fill_between([*values], low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -123,6 +123,11 @@ def by_length(
         axes.set_title(title, fontsize=8, loc="left", wrap=True)
         figure.legend(loc="outside right upper", fontsize=8)
         return _svg(figure)
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib draws as it is, though it reads mathematics between `$`, and leaves a `_` at the start out of legends."""
+    return (f" {name}" if name.startswith("_") else name).replace("$", r"\$")
 
 
 def _svg(figure: Any) -> bytes:
@@ -188,7 +193,7 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
         curves = [curve(run) for run in member.runs]
         across, low, mean, high = _over_seeds(curves, _KEYS[x])
         style = {"color": COLOURS[i], "linestyle": DASHES[i]}
-        axes.plot(*thin(across, mean, 800), label=_seeded(member), zorder=4, **style)
+        axes.plot(*thin(across, mean, 800), label=_plain(_seeded(member)), zorder=4, **style)
         if len(curves) > 1:
             xs, bottom = thin(across, low, 800)
             axes.fill_between(
@@ -243,7 +248,7 @@ def _speed(members: Sequence[Contender], rows: Sequence[Row]) -> Any:
     for i, name, speed, bits in points:
         axes.errorbar(
             speed.value, bits.value, yerr=bits.spread, xerr=speed.spread, fmt=MARKERS[(i + i // MOST) % MOST],
-            color=COLOURS[i % MOST], markersize=7, capsize=2, elinewidth=0.9, label=name, zorder=4,
+            color=COLOURS[i % MOST], markersize=7, capsize=2, elinewidth=0.9, label=_plain(name), zorder=4,
         )  # fmt: skip
     axes.set(xscale="log", xlabel="bytes per second in training (tok/s)", ylabel="bits per byte, held out")
     axes.margins(0.18, 0.15)
@@ -263,8 +268,8 @@ def _differences(comparisons: Sequence[Comparison]) -> Any:
     reach = [[i.mean - i.low for _, i in known], [i.high - i.mean for _, i in known]]
     axes.errorbar(means, places, xerr=reach, fmt="o", color=COLOURS[0], capsize=4)
     axes.axvline(0, color="0.4", linewidth=1)
-    axes.set_yticks(places, [name for name, _ in known])
+    axes.set_yticks(places, [_plain(name) for name, _ in known])
     axes.set_ylim(len(known) - 0.5, -0.5)
     axes.set_title("paired differences with 95 % intervals", fontsize=9, loc="left")
-    axes.set_xlabel(f"bits per byte, {comparisons[0].first.name} minus the other")
+    axes.set_xlabel(_plain(f"bits per byte, {comparisons[0].first.name} minus the other"))
     return figure

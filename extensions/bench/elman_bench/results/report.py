@@ -134,7 +134,7 @@ def _tried(group: Group) -> list[tuple[str, str, float, int, str, bool]]:
     for row in group.rows:
         if row.tried:
             value = ", ".join(f"{k.rpartition('.')[2]} {spelled(v)}" for k, v in row.tuned.items())
-            found.setdefault((str(row.runs[0].job.get("model") or row.model), value), []).append(row)
+            found.setdefault((row.model, value), []).append(row)
     lines = []
     for (model, value), rows in found.items():
         well = [row.value("bits_per_byte") for row in rows if row.status in ENDED_WELL]

@@ -175,7 +175,8 @@ def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> 
             said = ", ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise ConfigError(
-                f"{path} holds this suite with other settings ({said}{more}): choose another --out, or use the old settings"
+                f"{path} holds this suite with other settings ({said}{more}): choose another --out and --results, or use the "
+                "old settings"
             )
 
 

@@ -41,12 +41,16 @@ class Record:
 
     def __init__(self, file: Path, folder: Path) -> None:
         self.file, self.folder = file, folder
-        self.runs: dict[str, dict[str, Any]] = read_json(file).get("runs", {}) if file.exists() else {}
+        self.runs = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        runs: dict[str, dict[str, Any]] = read_json(self.file).get("runs", {}) if self.file.exists() else {}
         parts = {"job": dict, "state": dict, "manifest": dict, "logs": dict, "curve": dict, "evaluations": list}
-        for id, run in self.runs.items():
+        for id, run in runs.items():
             whole = isinstance(run, dict) and all(isinstance(run.get(k), kind) for k, kind in parts.items())
             if not whole or not all(map(ID.fullmatch, (id, *run["logs"]))):  # they become names of files
-                raise CheckpointError(f"{file} holds no finished run of a suite as {id}")
+                raise CheckpointError(f"{self.file} holds no finished run of a suite as {id}")
+        return runs
 
     def restore(self) -> None:
         """Write the runs of the file into the folder, without those that it has, in whatever state. Raises `StorageError`."""
@@ -77,6 +81,7 @@ class Record:
         if not new:
             return
         jobs = {job["id"]: job for job in read_listed(self.folder / SUITE)["jobs"]}
+        self.runs |= self._read()  # another suite may have added some since
         for id in new:
             self.runs[id] = {"job": jobs[id], "state": facts[id], **_content(self.folder / "runs" / id)}
         self.file.parent.mkdir(parents=True, exist_ok=True)
