@@ -126,7 +126,7 @@ def by_length(
 
 
 def _plain(name: str) -> str:
-    """A name that matplotlib draws as it is, though it reads mathematics between `$`, and leaves a `_` at the start out of legends."""
+    """A name as text for matplotlib, which reads mathematics between two `$` and leaves `_…` out of legends."""
     return (f" {name}" if name.startswith("_") else name).replace("$", r"\$")
 
 
