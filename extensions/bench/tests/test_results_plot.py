@@ -113,6 +113,19 @@ def test_lines_hold_the_losses_and_no_two_look_alike(tmp_path, monkeypatch):
     assert len(scatter.containers) == 4
 
 
+def test_a_line_is_the_mean_of_the_seeds_in_the_table(tmp_path, monkeypatch):
+    for name, seed, ended in (("a", 1, "killed"), ("b", 1, "ok"), ("c", 1, "ok"), ("d", 2, "ok"), ("e", 3, "killed")):
+        steps = 120 if ended == "ok" else 30
+        write_run(tmp_path / name, "train.steps=120", f"train.seed={seed}", status=ended, steps=steps)
+    figures: dict = {}
+    monkeypatch.setattr(plots, "_save", lambda _, found: figures.update(found))
+    plots.plot(find_runs([tmp_path]), tmp_path, "tokens")
+    line = axes_of(figures, "loss-tokens").lines[0]
+    assert line.get_label() == "toy@256x6 (2 seeds)"
+    both = [losses(120, 1.4, seed) for seed in (1, 2)]
+    assert line.get_ydata() == pytest.approx(np.mean([smooth(v / math.log(2)) for v in both], axis=0))
+
+
 VISIONS = {
     "normal": np.eye(3),
     "no green cones": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),

@@ -127,7 +127,7 @@ def ranked(group: Group) -> list[Contender]:
 
 def rank(contender: Contender) -> float:
     """Mean held-out bits per byte; infinite if nothing is held out."""
-    values = [(run.manifest.get("result") or {}).get("bits_per_byte") for run in contender.runs]
+    values = [(run.manifest.get("result") or {}).get("bits_per_byte") for run in by_seed(contender).values()]
     known = [v for v in values if isinstance(v, int | float)]
     return statistics.fmean(known) if known else math.inf
 
@@ -138,7 +138,7 @@ def compare(first: Contender, second: Contender, last: int | None = None) -> Com
     Args:
         last: number of common steps to compare; by default the last quarter, or 200 if that is at most half of them.
     """
-    mine, theirs = _by_seed(first), _by_seed(second)
+    mine, theirs = by_seed(first), by_seed(second)
     both = [(run, theirs[seed]) for seed, run in mine.items() if seed in theirs]
     pairs = [_pair(one, two, last) for one, two in both or [(first.runs[0], second.runs[0])]]
     losses = [p.loss.mean for p in pairs if p.loss is not None]
@@ -153,13 +153,17 @@ def compare(first: Contender, second: Contender, last: int | None = None) -> Com
     )
 
 
-def _by_seed(contender: Contender) -> dict[int | None, Run]:
+def by_seed(contender: Contender) -> dict[int | None, Run]:
     """One run per seed, since a repeated run is not a second sample; a run that ended well, if there is one."""
     found: dict[int | None, Run] = {}
     for run in contender.runs:
-        if run.seed not in found or (run.ok and not found[run.seed].ok):
+        if run.seed not in found or _place(run) < _place(found[run.seed]):
             found[run.seed] = run
     return found
+
+
+def _place(run: Run) -> int:
+    return (*ENDED_WELL, run.status).index(run.status)
 
 
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
@@ -236,7 +240,7 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
     if any(p.drift for p in pairs):
         found.append("the difference was still changing over the compared steps, so longer training may change it")
     for contender in (first, second):
-        if len(_by_seed(contender)) < len(contender.runs):
+        if len(by_seed(contender)) < len(contender.runs):
             found.append(f"{contender.name} has several runs of one seed; one of them is used")
     sizes = [run.manifest.get("parameters") or 0 for run in (first.runs[0], second.runs[0])]
     if all(sizes) and abs(sizes[0] / sizes[1] - 1) > TOLERANCE:

@@ -19,10 +19,10 @@ import numpy as np
 from elman_core.extension import ConfigError, replacing, storage_errors
 
 from .collect import collect
-from .compare import Comparison, Contender, contenders, rank
+from .compare import Comparison, Contender, by_seed, contenders, rank
 from .curves import Curve, curve, smooth, thin, visible_range
 from .rows import Row
-from .runs import Run, without_trials
+from .runs import ENDED_WELL, Run, without_trials
 from .tables import short
 
 COLOURS = ("#0072b2", "#d55e00", "#007a56", "#cc79a7", "#56b4e9", "#e69f00", "#b3001b", "#3f007d")
@@ -190,7 +190,7 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     figure, axes = _figure(6.4, 4.2)
     shown = []
     for i, member in enumerate(members):
-        curves = [curve(run) for run in member.runs]
+        curves = [curve(run) for run in _drawn(member)]
         across, low, mean, high = _over_seeds(curves, _KEYS[x])
         style = {"color": COLOURS[i], "linestyle": DASHES[i]}
         axes.plot(*thin(across, mean, 800), label=_plain(_seeded(member)), zorder=4, **style)
@@ -213,14 +213,20 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
     axes.set_xlim(left=0)
     if x != "minutes":
         axes.xaxis.set_major_formatter(lambda value, _: short(value) if value else "0")
-    bands = " · bands: range of the seeds" if any(len(member.runs) > 1 for member in members) else ""
+    bands = " · bands: range of the seeds" if any(len(_drawn(member)) > 1 for member in members) else ""
     title = f"lines: training, smoothed{bands}\nmarks: held out"
     axes.legend(loc="upper right", title=title, title_fontsize=8, alignment="left")
     return figure
 
 
+def _drawn(member: Contender) -> list[Run]:
+    """One run of each seed, as in tables: those that ended well, if any did."""
+    runs = [*by_seed(member).values()]
+    return [run for run in runs if run.status in ENDED_WELL] or runs
+
+
 def _seeded(member: Contender) -> str:
-    return f"{member.name} ({len(member.runs)} seeds)" if len(member.runs) > 1 else member.name
+    return f"{member.name} ({count} seeds)" if (count := len(_drawn(member))) > 1 else member.name
 
 
 def _over_seeds(curves: Sequence[Curve], key: str) -> tuple[Any, Any, Any, Any]:
