@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elman_bench.results import plots
-from elman_bench.results.identity import identity, labels, spelled
+from elman_bench.results.identity import differences, effective_protocol, identity, labels, spelled
 from elman_bench.results.report import Extra, write_report
 from elman_bench.results.runs import Run, find_runs
 from elman_bench.results.statistics import student_mean
@@ -110,6 +110,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
                 "tuned": dict(run.job.get("tuned") or {}),
                 "parameters": run.manifest.get("parameters"),
                 "steps": run.manifest.get("steps_done"),
+                "protocol": effective_protocol(run),
                 "device": hardware.get("gpu") or "CPU",
                 "commit": run.manifest.get("git_commit"),
                 "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.nan),
@@ -165,6 +166,8 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Extra]:
         )
         picture = plots.by_length(lines, caption, "length of the sequence", "right answers", chance)
         summary = f"{task.definition} Chance is {chance:.3f}; a predictor of the last inputs reaches {seen}."
+        if differ := differences([run["protocol"] for runs in models.values() for run in runs]):
+            summary += f" Not one protocol: {', '.join(differ)} differ."
         made.append(Extra(spec, summary, heads, cells, {caption: picture}))
     return made
 

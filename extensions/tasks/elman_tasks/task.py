@@ -23,7 +23,7 @@ from .draws import Draws
 
 TESTS = (40, 64, 88, 112, 136, 160, 184, 208, 232, 256)
 TRAINING, EXAMPLES, TESTING, HELD_OUT, LOOKING = range(5)
-"""Streams of random numbers: test sequences are never training sequences."""
+"""Streams of random numbers: those of tests are never those of training."""
 WINDOWS = (1, 2, 4, 8, 16, 32)
 LONGEST = 2**20
 """Most inputs of a sequence, and the largest value of an option."""

@@ -222,6 +222,16 @@ def test_a_variant_in_two_sizes_is_two_models_and_not_two_seeds(tmp_path):
     assert [row["model"] for row in suites.results(tmp_path)] == ["gru@16x1", "gru@24x1"]
     (section,) = suites.tables(suites.results(tmp_path))
     assert [row[2] for row in section.rows] == ["1", "1"]
+    assert "protocol" not in section.summary
+    where = ["--out", str(tmp_path / "longer"), *TRAIN[2:], "--steps", "6"]
+    assert elman(["tasks", "train", "parity:train=3-8,tests=8+16", "gru@16x1", *where]) == 0
+    (section,) = suites.tables(suites.results(tmp_path))
+    assert [row[::2][:2] for row in section.rows] == [
+        ["gru@16x1 steps=4", "1"],
+        ["gru@24x1", "1"],
+        ["gru@16x1 steps=6", "1"],
+    ]
+    assert section.summary.endswith("Not one protocol: train.steps differ.")
 
 
 def test_a_tuned_setting_may_be_a_word():
