@@ -23,7 +23,7 @@ from elman_bench.results.statistics import student_mean
 from elman_bench.suite.plan import Overrides, Plan, Planned, Skipped, plan
 from elman_bench.suite.spec import Suite, parse_suite
 
-from elman_core.extension import ConfigError, did_you_mean, folders, write_json
+from elman_core.extension import ConfigError, Settings, did_you_mean, folders, write_json
 
 from .catalogue import find
 from .score import mean, read
@@ -71,17 +71,28 @@ def plan_tasks(suite: Suite, tasks: Sequence[str], tree: Mapping[str, Any], chan
         )
     for spec, task in zip(tasks, trained, strict=True):
         protocol = {table: dict(values) for table, values in tree.get("protocol", {}).items()}
-        protocol.setdefault("train", {}).update(chunk_size=find(spec).longest, loggers="accuracy")
+        protocol.setdefault("train", {}).update(chunk_size=find(spec).longest)
         one = parse_suite({**tree, "protocol": protocol}, suite.name)
         planned = plan(one, dataclasses.replace(changes, data=f"task:{spec}"))
         before = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", task) + "-"
         jobs += [
-            dataclasses.replace(job, id=before + job.id, trials=tuple(before + id for id in job.trials))
+            dataclasses.replace(
+                job,
+                id=before + job.id,
+                trials=tuple(before + id for id in job.trials),
+                settings=_measured(job.settings),
+            )
             for job in planned.jobs
         ]
         skipped |= {left_out.model: left_out for left_out in planned.skipped}
     seeds = list(dict.fromkeys(job.seed for job in jobs))
     return Plan(tuple(sorted(jobs, key=lambda job: seeds.index(job.seed))), tuple(skipped.values()))
+
+
+def _measured(settings: Settings) -> Settings:
+    """With the logger of accuracies beside those that were asked for."""
+    loggers = ",".join(dict.fromkeys([*filter(None, settings.train.loggers.split(",")), "accuracy"]))
+    return dataclasses.replace(settings, train=dataclasses.replace(settings.train, loggers=loggers))
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

@@ -187,6 +187,12 @@ def test_a_suite_is_every_model_on_every_task_with_seeds_in_turn(tmp_path):
     assert [job.seed for job in planned.jobs] == [42] * 4 + [43] * 4
     assert [job.settings.train.chunk_size for job in planned.jobs[:4]] == [8, 8, 16, 16]
     assert planned.jobs[1].settings.data.path == "task:parity:train=3-8,tests=8+16"
+    assert {job.settings.train.loggers for job in planned.jobs} == {"accuracy"}
+    asked = Overrides("", sets=("train.loggers=wandb",))
+    asked_too = suites.plan_tasks(*suites.read_suite(str(tmp_path / "tiny.toml")), asked)
+    assert {job.settings.train.loggers for job in asked_too.jobs} == {"wandb,accuracy"}, (
+        "without it there are no tables"
+    )
     (tmp_path / "none.toml").write_text(SUITE.replace("tasks =", "# tasks ="))
     with pytest.raises(ConfigError, match="names no tasks"):
         suites.read_suite(str(tmp_path / "none.toml"))
