@@ -244,6 +244,18 @@ def test_of_a_suite_a_seed_that_was_killed_is_not_compared(tmp_path):
     assert [pair.seeds for pair in found.pairs] == [(1, 1), (2, 2)]
 
 
+def test_a_run_of_a_suite_that_was_extended_is_no_seed_of_the_others(tmp_path):
+    jobs = [{"id": f"{m}-s{s}", "model": m, "sets": (f"train.seed={s}",), "level": 1.4} for m in "ab" for s in (1, 2)]
+    suite = write_suite(
+        tmp_path / "s", [{**job, "sets": (*job["sets"], f"model.variant={job['model']}")} for job in jobs]
+    )
+    manifest = json.loads((suite / "runs/a-s2/manifest.json").read_text())
+    manifest["settings"]["train"]["steps"] = 400
+    (suite / "runs/a-s2/manifest.json").write_text(json.dumps(manifest))
+    found = {c.name: len(c.runs) for c in contenders(find_runs([suite]))}
+    assert found == {"a (a-s1)": 1, "a (a-s2)": 1, "b": 2}
+
+
 def test_a_tuned_value_is_chosen_for_each_text_by_itself(tmp_path, monkeypatch):
     for text, levels in (("1" * 32, (1.0, 1.3)), ("2" * 32, (2.0, 1.6))):
         monkeypatch.setitem(DATA, "blake2b", text)

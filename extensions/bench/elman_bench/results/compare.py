@@ -21,7 +21,7 @@ from elman_core.extension import ConfigError, wrapped
 
 from .collect import chosen, collect, fault_of_metrics
 from .curves import bits
-from .identity import differences, effective_protocol, identity, labels, named
+from .identity import differences, effective_protocol, hash_of, identity, labels, named
 from .rows import Group
 from .runs import ENDED_WELL, Run, without_trials
 from .statistics import FEWEST, LEVEL, Interval, bootstrap_mean, student_mean
@@ -85,17 +85,17 @@ class Comparison:
 
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:
-    """Groups runs of one text that differ only in the seed, with the best values of tuned settings. Leaves out runs without a
-    step.
+    """Groups runs of one protocol that differ only in the seed, with the best values of tuned settings. Leaves out runs without
+    a step.
     """
-    texts: dict[str, list[Run]] = {}
+    protocols: dict[str, list[Run]] = {}
     for run in runs:
         if run.manifest and len(run.metrics):
-            texts.setdefault(str((run.manifest.get("protocol") or {}).get("data")), []).append(run)
+            protocols.setdefault(hash_of(effective_protocol(run)), []).append(run)
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for text, some in texts.items():
+    for protocol, some in protocols.items():
         for run in chosen(some):
-            groups.setdefault((*identity(run), text), []).append(run)
+            groups.setdefault((*identity(run), protocol), []).append(run)
     names = labels([members[0] for members in groups.values()])
     return [
         Contender(n if names.count(n) == 1 else f"{n} ({m[0].path.name})", tuple(m))
