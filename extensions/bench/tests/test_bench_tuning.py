@@ -256,7 +256,7 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     old, new = (Path(folder, "runs", final) for folder in ("rest", "all"))
     assert (new / "accuracy.jsonl").read_bytes() == (old / "accuracy.jsonl").read_bytes()
     metrics = read_metrics(new)
-    assert (metrics.broken, list(metrics.columns["step"][-2:])) == (0, [247, 250])
+    assert (metrics.broken, list(metrics.columns["step"])) == (0, [*range(4, 249, 4), 250])
     assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
     kept["runs"][final]["state"]["later"] = "a field of a later version"
     Path("kept.json").write_text(json.dumps({"format": 1, "runs": kept["runs"]}))

@@ -280,6 +280,8 @@ def test_under_minutes_the_schedules_differ_at_equal_steps(tmp_path):
     write_run(tmp_path / "b", *minutes, OTHER, level=1.5)
     (found,) = against_first(find_runs([tmp_path / "a", tmp_path / "b"]))
     assert any("given in minutes" in text for text in found.caveats)
+    assert " is better than " in verdict(found)
+    assert " at equal steps by " in verdict(found)
 
 
 # intervals: against hand computations, tables, and how often they cover the truth ------------------------------------

@@ -83,6 +83,11 @@ class Comparison:
         """The interval behind the verdict: held out over seeds; else loss over seeds; else that of the first pair."""
         return self.heldout or self.loss or (self.pairs[0].loss if self.pairs else None)
 
+    @property
+    def in_minutes(self) -> bool:
+        """Whether equal steps are not equal minutes, which were asked for."""
+        return any(run.settings["train"].get("minutes") for run in (*self.first.runs, *self.second.runs))
+
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:
     """Groups runs of one protocol that differ only in the seed, with the best values of tuned settings. Leaves out runs without
@@ -226,7 +231,10 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
         keys = ", ".join(sorted(differ))
         found.append(f"the protocols differ ({keys}), so the models alone do not explain the difference")
     elif any(run.settings["train"].get("minutes") for run in runs):
-        found.append("the length was given in minutes, so the learning rates of the two differ at equal steps")
+        found.append(
+            "the length was given in minutes: losses are compared at equal steps, where the learning rates differ; only "
+            "held-out figures are after equal minutes"
+        )
     if not pairs[0].paired:
         why = "no seed in common" if pairs[0].seeds[0] != pairs[0].seeds[1] else "texts or windows differ"
         found.append(
@@ -264,16 +272,17 @@ def verdict(comparison: Comparison) -> str:
         else f"training loss, {interval.count} seeds" if comparison.loss is not None
         else "training loss, one pair of runs"
     )  # fmt: skip
+    where = " at equal steps" if comparison.in_minutes and comparison.heldout is None else ""
     percent = f"{100 * LEVEL:g} % interval"
     if not interval.clear:
         return (
-            f"{one} and {two} are equal within noise: {interval.mean:+.4f} bits per byte, {percent} {interval.low:+.4f} to "
-            f"{interval.high:+.4f} ({basis})"
+            f"{one} and {two} are equal within noise{where}: {interval.mean:+.4f} bits per byte, {percent} "
+            f"{interval.low:+.4f} to {interval.high:+.4f} ({basis})"
         )
     better, worse = (one, two) if interval.mean < 0 else (two, one)
     low, high = sorted((abs(interval.low), abs(interval.high)))
     by = f"{abs(interval.mean):.4f} bits per byte, {percent} {low:.4f} to {high:.4f} ({basis})"
-    return f"{better} is better than {worse} by {by}"
+    return f"{better} is better than {worse}{where} by {by}"
 
 
 def describe(comparison: Comparison, width: int | None = None) -> str:

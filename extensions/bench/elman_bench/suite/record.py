@@ -1,7 +1,7 @@
 """The finished runs of a suite in one small file, from which the suite continues without its folder. Needs no torch.
 
 The file has what tables, pictures and the choice among trials need: of each run its entry in suite.json, its state, manifest
-and logs, and `POINTS` steps of its metrics, with six digits. It has no weights.
+and logs, and up to `POINTS` steps of its metrics, with six digits. It has no weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elman_core.extension import (
 from .folder import SUITE, read_listed
 
 POINTS = 100
-"""Steps of each run that are kept, evenly spaced, the last among them."""
+"""Most steps of each run that are kept: multiples of a power of two, so that runs of any length share some; and the last."""
 CURVE = ("step", "loss", "seconds", "bytes_seen")
 
 
@@ -92,8 +92,10 @@ def _content(run: Path) -> dict[str, Any]:
     """The manifest of a run, some steps and all evaluations of its metrics, and the lines of its other logs."""
     manifest = read_json(run / MANIFEST) if (run / MANIFEST).exists() else {}
     metrics = read_metrics(run, manifest.get("id", ""))
-    each = -(-len(metrics) // POINTS) or 1
-    chosen = range((len(metrics) - 1) % each, len(metrics), each)
+    steps, each = metrics.columns["step"], 1
+    while len(steps) > POINTS * each:
+        each *= 2
+    chosen = [i for i, step in enumerate(steps) if step % each == 0 or i == len(steps) - 1]
     logs = [path for path in sorted(run.glob("*.jsonl")) if path.name != METRICS]
     return {
         "manifest": manifest,
