@@ -236,6 +236,9 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     assert statuses("none", "--seconds", "0") == (1, ["waiting"] * 3)
     assert not Path("kept.json").exists()
     assert statuses("whole") == (0, ["ok"] * 3)
+    assert main([*words, "--out", "other", "--set", "train.clip=0.5"]) == 2
+    assert "kept.json holds this suite with other settings (train.clip was" in capsys.readouterr().err
+    assert not Path("other/runs").exists(), "runs of other settings do not get into the folder"
     kept = json.loads(Path("kept.json").read_text())
     trials, final = [id for id in kept["runs"] if "trial" in id], "gru-16x1-s42"
     Path("kept.json").write_text(json.dumps({"format": 1, "runs": {id: kept["runs"][id] for id in trials}}))

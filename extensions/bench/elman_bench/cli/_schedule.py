@@ -108,13 +108,14 @@ def run_suite(
     errors: bool = False,
 ) -> tuple[list[State], int]:
     """Run the jobs of a suite in its folder, as `carry_out`. `timeout` in minutes, of a job; `seconds` of all."""
-    from elman_bench.suite.folder import Folder
+    from elman_bench.suite.folder import Folder, require_equal
     from elman_bench.suite.record import Record
 
     folder = Folder(path)
     try:
         record = Record(results, path) if results is not None else None
         if record is not None:
+            require_equal(record.file, {id: run["job"] for id, run in record.runs.items()}, planned)
             record.restore()
         jobs = folder.suite(suite, planned, None if timeout is None else 60 * timeout, places.env)
         lengths = {job.id: job.settings.train for job in planned.jobs}

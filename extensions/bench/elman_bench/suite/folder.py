@@ -76,7 +76,7 @@ class Folder:
         path = self.path
         known = read_listed(path / SUITE)
         jobs = {job["id"]: job for job in known.get("jobs", [])}
-        _compare(path, jobs, plan)
+        require_equal(path, jobs, plan)
         states = {id: read_state(path / "jobs" / f"{id}.json", id) for id in jobs}
         # Values that trials have chosen stay, too.
         done = {id for id, state in states.items() if state.ok or (jobs[id].get("chosen") and state.attempts)}
@@ -161,8 +161,8 @@ def _job(
     return Job(id, command, run, path / "logs" / f"{id}.log", path / "jobs" / f"{id}.json", timeout, gpus, env or {})
 
 
-def _compare(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
-    """Raise `ConfigError` if a run of the folder has other settings than those that a resume may change."""
+def require_equal(path: Path, known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+    """Raise `ConfigError` if a run of the folder or file has other settings than those that a resume may change."""
     for job in plan.jobs:
         if job.id not in known:
             continue
