@@ -196,6 +196,32 @@ class HasAWrongStep(Sound):
         return super().read(h_BTD) * (1.0 if h_BTD.shape[1] > 1 else 0.999)
 
 
+@caught_by("test_pieces_equal_whole")
+class HasAWrongStepWithoutGradients(Sound):
+    def read(self, h_BTD):
+        return super().read(h_BTD) * (1.0 if h_BTD.shape[1] > 1 or torch.is_grad_enabled() else 0.999)
+
+
+@caught_by("test_long_pieces_equal_whole")
+class CutsTheGradientEvery64Steps(Sound):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        outputs = []
+        for t in range(0, x_BTD.shape[1], 64):
+            part, state = slice(t, t + 64), {n: v.detach() for n, v in state.items()} if t else state
+            flags = (f if f is None else f[:, part] for f in (mask_BT, starts_BT))
+            y_BTD, state = super().forward(x_BTD[:, part], state, *flags)
+            outputs.append(y_BTD)
+        return torch.cat(outputs, 1), state
+
+
+@caught_by("test_long_pieces_equal_whole")
+class ForgetsTheMaskAfter64Steps(Sound):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        if mask_BT is not None:
+            mask_BT = mask_BT | (torch.arange(mask_BT.shape[1]) >= 64)
+        return super().forward(x_BTD, state, mask_BT, starts_BT)
+
+
 @caught_by("test_inputs_are_never_changed")
 class ChangesTheStateInPlace(Sound):
     def step(self, u_BD, h_BD):
@@ -368,3 +394,9 @@ class HasOneChoiceTwice(Sound):
 class IsFarOffIn16Bits(Sound):
     def read(self, h_BTD):
         return super().read(h_BTD) * (1.1 if h_BTD.dtype == torch.bfloat16 else 1.0)
+
+
+@caught_by("test_fp32_is_close_to_fp64")
+class PassesThrough16Bits(Sound):
+    def read(self, h_BTD):
+        return super().read(h_BTD.bfloat16().to(h_BTD) if h_BTD.dtype == torch.float32 else h_BTD)

@@ -16,7 +16,9 @@ from .harness import Harness, Options, assert_close, assert_identical, assert_sa
 BF16 = torch.bfloat16
 # A result of 16 bits differs from one of 32 by a few roundings of 2^-9; sixteen of them, were they all to add up.
 BF16_LIMIT = 16 * 2.0**-9
+FP32_LIMIT = 256 * 2.0**-24  # of 16 bits, one rounding alone is 2^-11
 LONG = 512
+CHUNKS, PIECE = 300, 37
 
 
 class MixerContract(Harness):
@@ -153,13 +155,45 @@ class MixerContract(Harness):
         mixer, x_BTD = self.make(opts, branch), self.input(7)
         for start, sizes in itertools.product((self.state(mixer), None), ((1, 3, 2, 1), (2, 5), (6, 1), (1,) * 7)):
             whole_BTD, end = mixer(x_BTD, start)
-            pieces, state = [], start
-            for piece_BTD in x_BTD.split(sizes, 1):
-                y_BTD, state = mixer(piece_BTD, state)
-                pieces.append(y_BTD)
-            assert_close(torch.cat(pieces, 1), whole_BTD, what=f"pieces of {sizes}")
-            assert state is not None
-            assert_same_state(state, end)
+            for recorded in (True, False):  # a step without gradients may have a kernel of its own
+                pieces, state = [], start
+                with torch.set_grad_enabled(recorded):
+                    for piece_BTD in x_BTD.split(sizes, 1):
+                        y_BTD, state = mixer(piece_BTD, state)
+                        pieces.append(y_BTD)
+                said = f"pieces of {sizes}" if recorded else f"pieces of {sizes} without gradients"
+                assert_close(torch.cat(pieces, 1), whole_BTD, what=said)
+                assert state is not None
+                assert_same_state(state, end)
+
+    def test_long_pieces_equal_whole(self, opts: Options, branch: int) -> None:
+        """Outputs, states and gradients over several chunks, should the mixer work in chunks."""
+        mixer, x_BTD = self.make(opts, branch), self.input(CHUNKS, 2).requires_grad_()
+        drawn_BT, weight_BTD = self.input(CHUNKS, 2, seed=4)[..., 0], self.input(CHUNKS, 2, seed=5)
+        names = ["x", *(n for n, _ in mixer.named_parameters())]
+
+        def run(size: int, *flags_BT: Tensor | None) -> tuple[Tensor, State | None, tuple[Tensor, ...]]:
+            outputs: list[Tensor] = []
+            state: State | None = None
+            for t in range(0, CHUNKS, size):
+                part = slice(t, t + size)
+                y_BTD, state = mixer(x_BTD[:, part], state, *(f if f is None else f[:, part] for f in flags_BT))
+                outputs.append(y_BTD)
+            y_BTD = torch.cat(outputs, 1)
+            y_BTD = y_BTD if flags_BT[0] is None else torch.where(flags_BT[0][..., None], y_BTD, 0)
+            loss = (y_BTD * weight_BTD).sum()
+            return y_BTD, state, torch.autograd.grad(loss, [x_BTD, *mixer.parameters()], materialize_grads=True)
+
+        for said, *flags in (("", None, None), (", masked and packed", drawn_BT > -1, drawn_BT > 2)):
+            (y_BTD, end, grads), (of_pieces_BTD, state, grads_of_pieces) = run(CHUNKS, *flags), run(PIECE, *flags)
+            said = f"of {CHUNKS} steps{said}, beside pieces of {PIECE}"
+            assert_close(y_BTD, of_pieces_BTD, what=f"output {said}")
+            if mixer.state_growth == "constant":
+                assert end is not None
+                assert state is not None
+                assert_same_state(end, state)
+            for name, grad, of_pieces in zip(names, grads, grads_of_pieces, strict=True):
+                assert_close(grad, of_pieces, what=f"the gradient of {name} {said}")
 
     def test_long_sequences_stay_finite(self, opts: Options, branch: int) -> None:
         mixer = self.make(opts, branch, torch.float32, stir=False)
@@ -362,6 +396,13 @@ class MixerContract(Harness):
         for what, got_BTD in (("bf16 weights", plain_BTD), ("autocast", mixed_BTD)):
             error = ((got_BTD.float() - expected_BTD).norm() / expected_BTD.norm()).item()
             assert error < BF16_LIMIT, f"{what}: relative error {error:.3f}, limit {BF16_LIMIT:.3f}"
+
+    def test_fp32_is_close_to_fp64(self, opts: Options, branch: int) -> None:
+        mixer, x_BTD = self.make(opts, branch, torch.float32), self.input(8, dtype=torch.float32)
+        y_BTD, end = mixer(x_BTD)
+        exact_BTD, exact = copy.deepcopy(mixer).double()(x_BTD.double())
+        assert_close(y_BTD, exact_BTD, FP32_LIMIT, "output in float32, beside float64")
+        assert_same_state(end, exact, FP32_LIMIT)
 
 
 def _total(end: State) -> Tensor:
