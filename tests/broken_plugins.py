@@ -39,6 +39,10 @@ SOURCES = {
     "needy": GOOD.format(variant="needy", requires="'no_such_library', 'no_such_package.part',"),
     "newer": GOOD.format(variant="newer", requires=""),
     "baddefault": GOOD.format(variant="baddefault", requires="").replace("option(8,", "option('8',"),
+    "undecorated": GOOD.format(variant="undecorated", requires="")
+    .replace("class Mixer:", "class More(Config):\n    more: int = option(1, 'more')\n\nclass Mixer:")
+    .replace("config=Config", "config=More"),
+    "nospecs": GOOD.format(variant="nospecs", requires="").replace("config=Config", "config=Config, kernels=(len,)"),
     "importerror": "raise RuntimeError('first line\\nsecond line')\n",
     "exits": "raise SystemExit(3)\n",
     "halts": "class Halt(BaseException):\n    pass\nraise Halt('no more')\n",

@@ -21,6 +21,8 @@ BROKEN = {
     "returns": "PluginError: elman_variants must yield Variant objects; it returned NoneType",
     "wrongthing": "PluginError: elman_variants must yield Variant objects, not str",
     "baddefault": "PluginError: option 'width' of variant 'baddefault' must be an integer, not '8', which is its default",
+    "undecorated": "PluginError: config of 'undecorated' needs @dataclass(frozen=True) above it: <class ",
+    "nospecs": "PluginError: kernels of variant 'nospecs' must be KernelSpecs: write kernels=KERNEL.specs()",
     "badchoice": "ConfigError: variant 'badchoice' has no preset 'wider'. Did you mean 'wide'? Presets: wide",
     "badpreset": "ConfigError: option 'width' of variant 'badpreset' must be at most 64",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import inspect
 import logging
@@ -12,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from importlib import metadata
 from typing import Any
 
@@ -28,10 +28,9 @@ HOOKS: dict[str, Any] = {n: f for n, f in vars(hookspecs).items() if n.startswit
 
 def one_line(error: BaseException) -> str:
     """The kind of an error and what it says, on one line of at most 500 characters."""
-    try:
+    said = ""
+    with contextlib.suppress(Exception):  # of a plugin
         said = str(error)
-    except Exception:  # of a plugin
-        said = ""
     whole = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
     return textwrap.shorten(printable(whole), 500, placeholder=" …")
 
@@ -152,10 +151,11 @@ def _check_variant(variant: Any) -> None:
     names = (*variant.presets, *variant.aliases, *variant.requires, *variant.accelerated_by)
     if odd := [name for name in names if not isinstance(name, str)]:
         raise PluginError(f"variant {variant.name!r} has a name that is not text: {odd[0]!r}")
-    if not (isinstance(variant.config, type) and dataclasses.is_dataclass(variant.config)):
-        raise PluginError(f"the config of variant {variant.name!r} must be a dataclass, not {variant.config!r}")
-    bare = [f.name for f in dataclasses.fields(variant.config) if f.default is f.default_factory is dataclasses.MISSING]
-    if bare:
+    if any(not hasattr(kernel, "targets") for kernel in variant.kernels):
+        raise PluginError(f"kernels of variant {variant.name!r} must be KernelSpecs: write kernels=KERNEL.specs()")
+    if not (isinstance(variant.config, type) and "__dataclass_fields__" in vars(variant.config)):
+        raise PluginError(f"config of {variant.name!r} needs @dataclass(frozen=True) above it: {variant.config!r}")
+    if bare := [f.name for f in fields(variant.config) if f.default is f.default_factory is MISSING]:
         raise PluginError(f"option {bare[0]!r} of variant {variant.name!r} needs a default")
     try:
         variant.make_config(config_to_dict(variant.config()))
