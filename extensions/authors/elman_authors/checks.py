@@ -68,6 +68,13 @@ class Plugin:
         yield "imports public names only", self._imports()
         yield "the wheel holds all sources", self._wheel()
 
+    def untested(self, variants: Sequence[str]) -> str:
+        """What is wrong if no contract of the plugin's tests names one of its variants: another's tests pass, too."""
+        tests = "".join(path.read_text(encoding="utf-8") for path in sorted((self.folder / "tests").rglob("*.py")))
+        named = re.findall(r"[\"'](\w+)[\"']", tests) if "VariantContract" in tests else []
+        wanted = [f'a VariantContract with variant = "{name}"' for name in variants if name not in named]
+        return f"its tests need {', '.join(wanted)}" if wanted else ""
+
     def _files(self) -> str:
         """In a package of several variants each sub-package with a mixer needs the files of a variant."""
         package = self.folder / self.package

@@ -93,3 +93,13 @@ entry-points.elman.toy = "elman_toy"
 """
     (tmp_path / "pyproject.toml").write_text(project)
     assert Plugin(tmp_path)._core() == ""
+
+
+@pytest.mark.parametrize("tests", ["def test_of_its_own(): ...", "class TestToy(VariantContract):\n    variant = 'e1'"])
+def test_a_variant_whose_contract_is_not_run_is_found(tests: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "elman-toy"\nentry-points.elman.toy = "elman_toy"\n')
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_toy.py").write_text(tests)
+    assert Plugin(tmp_path).untested(["e1", "toy"]).endswith('a VariantContract with variant = "toy"')
+    (tmp_path / "tests" / "test_toy.py").write_text("VariantContract: 'toy', 'e1'")
+    assert Plugin(tmp_path).untested(["e1", "toy"]) == ""

@@ -64,10 +64,15 @@ def check(
             raise ConfigError(
                 f"{name} is installed from {used.parent}, and its kernels there would be checked: {install}"
             )
+        mine = [entry.variant for entry in loaded.installed.values() if entry.package == name]
+        for twice, entries in loaded.conflicts.items():
+            if any(entry.package == name for entry in entries):
+                loaded.get(twice)
+        if mine:
+            say("its tests name every variant", plugin.untested([variant.name for variant in mine]))
         print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)
-        for entry in loaded.installed.values():
-            for each in kernel_checks(entry.variant.kernels if entry.package == name else ()):
-                say(*each)
+        for each in kernel_checks([spec for variant in mine for spec in variant.kernels]):
+            say(*each)
         code, said = tests_of(folder)
         say("its own tests" if code else f"its own tests: {said}", said if code else "")
     else:
