@@ -230,6 +230,14 @@ class ChangesTheStateInPlace(Sound):
 
 
 @caught_by("test_inputs_are_never_changed")
+class MarksTheFirstPositionAsAStart(Sound):
+    def forward(self, x_BTD, state=None, mask_BT=None, starts_BT=None):
+        if state is None and starts_BT is not None:
+            starts_BT[:, 0] = True
+        return super().forward(x_BTD, state, mask_BT, starts_BT)
+
+
+@caught_by("test_inputs_are_never_changed")
 class ChangesTheDict(Sound):
     def finish(self, y_BTD, new, state, mask_BT):
         if state is not None:

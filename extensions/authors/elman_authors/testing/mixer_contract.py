@@ -68,16 +68,19 @@ class MixerContract(Harness):
     def test_inputs_are_never_changed(self, opts: Options, branch: int) -> None:
         mixer, x_BTD = self.make(opts, branch), self.input(5)
         mask_BT = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 0, 1, 0, 1]], dtype=torch.bool)
-        for mask in (None, mask_BT):
+        starts_BT = ~mask_BT
+        for mask, starts in ((None, None), (mask_BT, None), (None, starts_BT)):
             state = self.state(mixer)
             given = dict(state)
             before, x_before = clone(state), x_BTD.clone()
-            mask_before = mask_BT.clone()
-            first = mixer(x_BTD, state, mask)[1]
+            mask_before, starts_before = mask_BT.clone(), starts_BT.clone()
+            mixer(x_BTD, None, mask, starts)
+            first = mixer(x_BTD, state, mask, starts)[1]
             kept = clone(first)
-            mixer(self.input(5, seed=8), first, mask)
+            mixer(self.input(5, seed=8), first, mask, starts)
             assert_identical(x_BTD, x_before, "x, which no call may change in place")
             assert_identical(mask_BT, mask_before, "the mask, which no call may change in place")
+            assert_identical(starts_BT, starts_before, "the starts, which no call may change in place")
             assert all(state.get(n) is given[n] for n in given), "the state's dict was changed"
             for name in before:
                 assert_identical(state[name], before[name], f"state {name!r}, which no call may change in place")
