@@ -277,6 +277,13 @@ class ForgetsAParameterInReset(Sound):
         self.b = bias
 
 
+@caught_by("test_tensors_are_parameters_or_buffers")
+class KeepsItsLastState(Sound):
+    def finish(self, y_BTD, new, state, mask_BT):
+        self.last = new
+        return y_BTD, new
+
+
 @caught_by("test_initialisation_depends_on_the_seed_alone")
 class DrawsFromElsewhere(Sound):
     def reset_parameters(self):

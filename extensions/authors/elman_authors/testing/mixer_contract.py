@@ -8,6 +8,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from elman_core import State
 
@@ -284,7 +285,8 @@ class MixerContract(Harness):
         for name, rows in mixer.stacked().items():
             assert sum(rows) == len(mixer.get_parameter(name)), f"stacked() divides {name} into {rows}"
         for name, module in mixer.named_modules():
-            plain = [k for k, v in vars(module).items() if isinstance(v, Tensor)]
+            own = {k: tree_leaves(v) for k, v in vars(module).items() if k not in ("_parameters", "_buffers")}
+            plain = [k for k, values in own.items() if any(isinstance(v, Tensor) for v in values)]
             assert not plain, f"{name or 'the mixer'} keeps plain tensors {plain}: they are lost on the meta device"
 
     def test_reset_parameters_covers_every_parameter(self, opts: Options, branch: int) -> None:
