@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .kernels.runtime import mode as kernel_mode
     from .kernels.spec import Case, Inputs, KernelSpec
     from .kernels.toolchain import find_host_compiler, find_nvcc, python_include_dirs
-    from .kernels.verify import Report, Row, check_inputs, failures, limit_of, modules_of, read_record
+    from .kernels.verify import RECORDED_FACTOR, Report, Row, check_inputs, failures, limit_of, modules_of, read_record
     from .kernels.verify import verify as verify_kernel
     from .kernels.verify_cache import save as save_stamp
     from .kernels.verify_cache import stamp
@@ -126,25 +126,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CPU_DTYPES", "DECODED_DTYPES", "DTYPES", "DTYPE_CODES", "KINDS", "METRICS", "MOST_CLASSES", "PACKED_FORMAT",
-    "PACKED_HEADER", "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case", "CheckpointError",
-    "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError", "Family", "FamilyRow",
-    "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec", "Lock", "MatrixMixer",
-    "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row", "Run",
-    "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings", "TrainingWindows",
-    "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel", "build_kernels",
-    "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns", "config_to_dict",
-    "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "dump", "emulated", "error_word", "errors",
-    "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders", "free_folder", "from_dict",
-    "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched", "kept_scores", "kernel_mode",
-    "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint", "load_extension", "load_or_warn",
-    "load_tokenizer", "load_writer", "local_arch", "locked", "log_line", "matrix_case", "matrix_wide", "memory_in_use",
-    "modules_of", "noise", "now", "on_device", "one_line", "open_file", "open_lock", "open_regular", "open_text", "opened",
-    "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device", "plugins", "prefill_chunk", "print",
-    "printable", "progress", "protocol_hash", "put", "python_include_dirs", "race", "ran_out", "read_bytes", "read_json",
-    "read_line", "read_metrics", "read_record", "read_settings", "recorder_for", "registered", "replacing", "require_text",
-    "resolve", "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp", "scaled_once", "shipped", "split", "stamp",
-    "start", "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record", "variant_options", "verify_kernel",
-    "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder", "write_json", "write_text",
+    "PACKED_HEADER", "RECORDED_FACTOR", "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case",
+    "CheckpointError", "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError",
+    "Family", "FamilyRow", "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec",
+    "Lock", "MatrixMixer", "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report",
+    "Resolved", "Row", "Run", "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError",
+    "TrainSettings", "TrainingWindows", "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside",
+    "build_kernel", "build_kernels", "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value",
+    "choose", "columns", "config_to_dict", "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "dump",
+    "emulated", "error_word", "errors", "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders",
+    "free_folder", "from_dict", "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched",
+    "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint",
+    "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locked", "log_line", "matrix_case",
+    "matrix_wide", "memory_in_use", "modules_of", "noise", "now", "on_device", "one_line", "open_file", "open_lock",
+    "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device",
+    "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs", "race",
+    "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings", "recorder_for",
+    "registered", "replacing", "require_text", "resolve", "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp",
+    "scaled_once", "shipped", "split", "stamp", "start", "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record",
+    "variant_options", "verify_kernel", "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder",
+    "write_json", "write_text",
 ]  # fmt: skip
 
 _MOVED = {

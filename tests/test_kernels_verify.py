@@ -360,6 +360,9 @@ def test_recorded_errors_are_the_limit_where_they_were_recorded(tmp_path):
     right.record.write_text(json.dumps(record))
     for each in (r for r in check(right).rows if r.tensor == "y" and r.reference >= row.reference):
         assert each.limit == 2 * each.reference + 4 * torch.finfo(torch.float32).eps
+    record_errors(right, check(right, recorded=False))
+    again = json.loads(right.record.read_text())
+    assert all(each["errors"][right.name]["float32 y"] < row.error for each in again.values())
     with pytest.raises(KernelError, match="only a full grid"):
         record_errors(right, verify(right, "host", cases=single, opcheck=False))
 
