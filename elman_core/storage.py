@@ -20,12 +20,12 @@ import secrets
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from elman_core.registry.errors import DIRECTIONS, CheckpointError, ConfigError, StorageError, printable
+from elman_core.registry.errors import DIRECTIONS, CheckpointError, ConfigError, StorageError, did_you_mean, printable
 
 CHECKSUMS = "checksums.json"
 DIGEST = "digest"
@@ -300,6 +300,12 @@ def write_checksums(folder: Path) -> None:
     """Write `checksums.json` for what is in a folder now."""
     (folder / CHECKSUMS).unlink(missing_ok=True)
     write_text(folder / CHECKSUMS, json.dumps(checksums(folder), indent=2) + "\n")
+
+
+def missing_folder(path: str | os.PathLike, others: Iterable[str] = ()) -> CheckpointError:
+    """The error for a folder that is not there. It names the one that was meant: a folder beside it, or one of `others`."""
+    known = [*map(str, Path(path).parent.glob("*/")), *others]
+    return CheckpointError(f"there is no folder {str(path)!r}.{did_you_mean(str(path), known) or ' Check the path'}")
 
 
 def check_folder(folder: Path, weights: bool = False) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from elman_core.registry import CheckpointError, ElmanError, did_you_mean
-from elman_core.storage import CHECKSUMS, check_folder, read_json
+from elman_core.registry import CheckpointError, ElmanError
+from elman_core.storage import CHECKSUMS, check_folder, missing_folder, read_json
 
 from .config import LadderConfig
 from .modeling import LadderForCausalLM
@@ -96,8 +96,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
         return shipped(path)
     root = Path(path)
     if not root.exists():
-        known = [*map(str, root.parent.glob("*/")), *all_shipped()]
-        raise CheckpointError(f"there is no folder {str(path)!r}.{did_you_mean(str(path), known) or ' Check the path'}")
+        raise missing_folder(path, all_shipped())
     if not (root / "checkpoints").is_dir():
         if not (root / "config.json").exists():
             if (root / "adapter_config.json").exists():

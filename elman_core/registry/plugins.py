@@ -221,9 +221,12 @@ class Plugins:
         if made_with and not there:
             words.append(f"The checkpoint was made with {made_with}: {how_to_install(made_with.split('==')[0])}")
         else:
-            words += [f"Join the variants of one model with +: {name.replace(',', '+')}."] if "," in name else []
-            words += [f"Give the name without a size: {name.partition('@')[0]}."] if "@" in name else []
-            words += [f"{name} is in this checkout: {pip_install(f'elman-{name}')}."] if here else []
+            hints = (
+                ("," in name, f"Join the variants of one model with +: {name.replace(',', '+')}."),
+                ("@" in name, f"Give the name without a size: {name.partition('@')[0]}."),
+                (here, f"{name} is in this checkout: {pip_install(f'elman-{name}')}."),
+            )
+            words += [hint for fits, hint in hints if fits]
             words.append(nearest(name, self.installed))
         error = PluginError(" ".join(words))
         error.__cause__ = cause

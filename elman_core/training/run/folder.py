@@ -16,12 +16,13 @@ from typing import Any
 
 from elman_core.locks import Lock, fcntl
 from elman_core.metrics import METRICS, read_lines
-from elman_core.registry import CheckpointError, ConfigError, StorageError, did_you_mean
+from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import (
     PARTIAL,
     AlteredError,
     appending,
     log_line,
+    missing_folder,
     open_regular,
     read_json,
     replacing,
@@ -193,8 +194,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         trains_on = f"; to train this model on: elman train --init {shlex.quote(str(path))} --data FILE"
         is_model = (path / "config.json").is_file() or str(path).startswith("pretrained/")
         if not is_model and not path.exists():
-            hint = did_you_mean(str(path), map(str, path.parent.glob("*/"))) or " Check the path"
-            raise CheckpointError(f"there is no folder {str(path)!r}.{hint}") from error
+            raise missing_folder(path) from error
         raise CheckpointError(f"{path} is not a run: it has no {MANIFEST}{trains_on if is_model else ''}") from error
     except AlteredError as error:
         changed = _changed(path, error.value) or "restore it from a copy"

@@ -67,7 +67,7 @@ def check(
         mine = [entry.variant for entry in loaded.installed.values() if entry.package == name]
         for twice, entries in loaded.conflicts.items():
             if any(entry.package == name for entry in entries):
-                loaded.get(twice)
+                loaded.get(twice)  # raises, with both packages
         if mine:
             say("its tests name every variant", plugin.untested([variant.name for variant in mine]))
         print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)

@@ -83,11 +83,6 @@ class Comparison:
         """The interval behind the verdict: held out over seeds; else loss over seeds; else that of the first pair."""
         return self.heldout or self.loss or (self.pairs[0].loss if self.pairs else None)
 
-    @property
-    def in_minutes(self) -> bool:
-        """Whether equal steps are not equal minutes, which were asked for."""
-        return any(run.settings["train"].get("minutes") for run in (*self.first.runs, *self.second.runs))
-
 
 def contenders(runs: Sequence[Run]) -> list[Contender]:
     """Groups runs of one protocol that differ only in the seed, with the best values of tuned settings. Leaves out runs without
@@ -223,6 +218,11 @@ def _heldout(run: Run) -> float | None:
     return float(evaluations[-1]["bits_per_byte"])
 
 
+def _in_minutes(first: Contender, second: Contender) -> bool:
+    """Whether equal steps are not equal minutes, which were asked for."""
+    return any(run.settings["train"].get("minutes") for run in (*first.runs, *second.runs))
+
+
 def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> list[str]:
     """Limits of a comparison."""
     runs, found = [*first.runs, *second.runs], []
@@ -230,7 +230,7 @@ def _caveats(first: Contender, second: Contender, pairs: Sequence[SeedPair]) -> 
     if differ:
         keys = ", ".join(sorted(differ))
         found.append(f"the protocols differ ({keys}), so the models alone do not explain the difference")
-    elif any(run.settings["train"].get("minutes") for run in runs):
+    elif _in_minutes(first, second):
         found.append(
             "the length was given in minutes: losses are compared at equal steps, where the learning rates differ; only "
             "held-out figures are after equal minutes"
@@ -272,7 +272,7 @@ def verdict(comparison: Comparison) -> str:
         else f"training loss, {interval.count} seeds" if comparison.loss is not None
         else "training loss, one pair of runs"
     )  # fmt: skip
-    where = " at equal steps" if comparison.in_minutes and comparison.heldout is None else ""
+    where = " at equal steps" if comparison.heldout is None and _in_minutes(comparison.first, comparison.second) else ""
     percent = f"{100 * LEVEL:g} % interval"
     if not interval.clear:
         return (
