@@ -15,6 +15,7 @@ from elman_core.generation import prefill as module
 from elman_core.generation.prefill import prefill
 from elman_core.kernels import launch
 from elman_core.model import LadderLM
+from elman_core.nn import SpectralNorm
 from elman_core.registry import parse_size
 
 PROCESSORS = 12
@@ -140,6 +141,27 @@ def test_a_wave_reads_as_at_once_and_no_stream_runs_into_another(monkeypatch, va
     cache.layers.clear()
     streams.look_at_freed()
     assert not streams.faults
+
+
+def test_a_prompt_scales_a_weight_once(monkeypatch):
+    model = LadderLM("e42", dim=32, depth=2).eval()
+    scaled = []
+    compute = SpectralNorm.compute
+    monkeypatch.setattr(SpectralNorm, "compute", lambda self, *a, **k: scaled.append(self) or compute(self, *a, **k))
+    prefill(model, bytes(range(48)), chunk=8)
+    assert Counter(scaled) == {layer.mixer.spectral: 1 for layer in model.model.layers}
+
+
+@pytest.mark.parametrize(
+    ("variant", "dim", "length", "chunk"),
+    [
+        ("e42", 640, 1 << 20, 16384), ("e42", 1152, 1 << 20, 8192), ("e42", 8192, 1 << 20, 2048), ("e42", 640, 1 << 16, 4096),
+        ("e42", 640, 9000, 2048), ("e42+transformer", 640, 1 << 20, 2048),
+    ],
+)  # fmt: skip
+def test_a_long_prompt_on_a_device_is_read_in_long_pieces(variant, dim, length, chunk):
+    with torch.device("meta"):
+        assert module.whole_chunk(LadderLM(variant, dim=dim, depth=2), length) == chunk
 
 
 @pytest.mark.gpu

@@ -27,6 +27,7 @@ from harness import LIMITS, Row, Setting
 
 from elman_core.generation import Sampling, decoder, generate_bytes, in_bursts
 from elman_core.generation.prefill import prefill as read_prompt
+from elman_core.generation.prefill import whole_chunk
 from elman_core.model import LadderConfig, LadderForCausalLM, no_progress_bars
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.registry import parse_size
@@ -39,7 +40,6 @@ MODELS = (
     "diagonal@1168x6", "e68@1024x6", "lstm@640x6", "gdn@640x8", "mamba2@640x10",
 )  # fmt: skip
 PREFILL = ("e42@1152x6", "e1@896x6", "e88:conv_h5n128v256@640x8", "gdn@640x8", "lstm@640x6", "gdn*3+transformer@640x8")
-PIECES = (2048, 8192)
 PROMPT = b"The state of a recurrent network has one size, whatever it has read. "
 SKIPPED = 64
 """Bytes at the start that are not timed: the prompt, and the recording of the step."""
@@ -179,44 +179,49 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def prefill(setting: Setting) -> Iterator[Row]:
-    length, pieces = (192, (16,)) if setting.tiny else (1 << 20, PIECES)
+    length = 192 if setting.tiny else 1 << 20
     models = ("e42@16x2", "lstm@16x2") if setting.tiny else PREFILL
     cuda = setting.device.type == "cuda"
     text = bytes(torch.randint(256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).tolist())
     for name in (*models, *(word for word in setting.only if "@" in word and word not in models)):
-        for piece in pieces:
-            for way in ("in order", "wave") if cuda else ("in order",):
-                if not setting.wants(model=name, way=way, piece=piece):
-                    continue
+        for way in ("in order", "wave") if cuda else ("in order",):
+            if not setting.wants(model=name, way=way):
+                continue
 
-                def measured(name: str = name, piece: int = piece, wave: bool = way == "wave") -> Row:
-                    model = build(name, setting)
+            def measured(name: str = name, wave: bool = way == "wave") -> Row:
+                model = build(name, setting)
+                chunk = 16 if setting.tiny else whole_chunk(model, length)
 
-                    def read(prompt: bytes, wave: bool = wave) -> tuple[list[torch.Tensor], float]:
-                        """Return the result, and seconds."""
-                        started = time.perf_counter()
-                        cache, logits = read_prompt(model, prompt, piece, wave)
-                        made = [logits, *(x for state in cache.states for x in (state or {}).values())]
-                        return [x.float().cpu() for x in made], time.perf_counter() - started
+                def read(prompt: bytes, wave: bool = wave) -> tuple[list[torch.Tensor], float]:
+                    """Return the result, and seconds."""
+                    started = time.perf_counter()
+                    cache, logits = read_prompt(model, prompt, chunk, wave)
+                    made = [logits, *(x for state in cache.states for x in (state or {}).values())]
+                    return [x.float().cpu() for x in made], time.perf_counter() - started
 
-                    def gib(prompt: bytes) -> float:
-                        """Peak GiB of the device, above what was in use before."""
-                        if not cuda:
-                            return 0.0
-                        torch.cuda.empty_cache()
-                        torch.cuda.reset_peak_memory_stats()
-                        before = torch.cuda.memory_reserved()
-                        read(prompt)
-                        return round((torch.cuda.max_memory_reserved() - before) / 2**30, 2)
+                def gib(prompt: bytes) -> float:
+                    """Peak GiB of the device, above what was in use before."""
+                    if not cuda:
+                        return 0.0
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_reserved()
+                    read(prompt)
+                    return round((torch.cuda.max_memory_reserved() - before) / 2**30, 2)
 
-                    some = text[: length // 4]
-                    pairs = zip(read(some)[0], read(some, wave=False)[0], strict=True)
-                    differs = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in pairs)
-                    if not differs <= LIMITS[setting.dtype]:
-                        raise ValueError(f"a wave computes something else: {differs:.1e}")
-                    memory = {"gib_of_a_quarter": gib(some), "gib": gib(text)}
-                    seconds = statistics.median(read(text)[1] for _ in range(min(3, setting.repeats)))
-                    figures = {"bytes": length, "seconds": round(seconds, 3), "bytes_s": round(length / seconds)}
-                    return {**figures, **memory, "differs": differs}
+                some = text[: length // 4]
+                pairs = zip(read(some)[0], read(some, wave=False)[0], strict=True)
+                differs = max(float((a - b).norm() / b.norm().clamp(min=1e-6)) for a, b in pairs)
+                if not differs <= LIMITS[setting.dtype]:
+                    raise ValueError(f"a wave computes something else: {differs:.1e}")
+                memory = {"gib_of_a_quarter": gib(some), "gib": gib(text)}
+                seconds = statistics.median(read(text)[1] for _ in range(min(3, setting.repeats)))
+                figures = {
+                    "bytes": length,
+                    "chunk": chunk,
+                    "seconds": round(seconds, 3),
+                    "bytes_s": round(length / seconds),
+                }
+                return {**figures, **memory, "differs": differs}
 
-                yield setting.row(measured, model=name, piece=piece, who=way, kind="ours")
+            yield setting.row(measured, model=name, who=way, kind="ours")

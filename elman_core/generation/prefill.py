@@ -20,6 +20,7 @@ from torch import Tensor
 from elman_core.kernels.launch import several_streams
 from elman_core.model import LadderCache, LadderForCausalLM, LadderStaticCache
 from elman_core.model.step_graph import is_watched
+from elman_core.nn import scaled_once
 
 LANES = 16
 """Streams at most: each has memory of its own, and a workspace of cuBLAS (32 MiB on an H100)."""
@@ -29,10 +30,26 @@ LEAST = 4
 
 _AHEAD = 2  # waves that are launched before the host waits for an earlier one
 
+_MOST, _NUMBERS = 16384, 2**24  # of a piece: tokens, and numbers of the residual stream
+
 
 def prefill_chunk(device: torch.device) -> int:
-    """Bytes of a prompt that are read at once: a server reads the same pieces, between the steps of others."""
+    """Tokens of a prompt that a server reads at once, between the steps of others."""
     return 128 if device.type == "cpu" else 2048
+
+
+def whole_chunk(model: LadderForCausalLM, length: int) -> int:
+    """Tokens that are read at once of a prompt of `length`, where nobody waits.
+
+    On a GPU the host takes as long for a layer's launches as the GPU for 2,000 to 10,000 of its steps. So a sixteenth of a long
+    prompt is read at once, up to 16,384 tokens and 2**24 numbers of the residual stream: memory does not grow beyond that.
+    Attention has a mask of a piece by all tokens before it, so its pieces stay short.
+    """
+    least = prefill_chunk(model.device)
+    if model.device.type == "cpu" or any(layer.mixer.state_growth != "constant" for layer in model.model.layers):
+        return least
+    most = min(_MOST, _NUMBERS // model.config.hidden_size, length // 16)
+    return max(least, 1 << most.bit_length() - 1)
 
 
 def least_rows(model: LadderForCausalLM) -> int:
@@ -53,13 +70,13 @@ def prefill(
     Memory is bounded by `chunk`, but for the tokens themselves and for states that grow.
 
     Args:
-        chunk: bytes at once; None for `prefill_chunk`.
+        chunk: tokens at once; None for `whole_chunk`.
         wave: whether several layers may work at a time, where that is possible.
     """
     whole = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else torch.tensor(text)
     cache = LadderCache(num_blocks=len(model.model.layers))
     tokens_1T = whole.to(model.device)[None]
-    chunk = chunk or prefill_chunk(model.device)
+    chunk = chunk or whole_chunk(model, len(whole))
     return cache, read(model, tokens_1T, cache, chunk, least=least_rows(model), wave=wave)
 
 
@@ -89,7 +106,7 @@ def read(
         return model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1).logits[:, 0]
 
     last = len(pieces) - 1
-    with torch.inference_mode():
+    with torch.inference_mode(), scaled_once(model):
         if wave and len(pieces) >= LEAST and mask_BT is None and _has_lanes(model):
             piece(0)  # on the stream of the caller, where what is compiled or computed once comes into being
             read_as_wave(model, pieces[1:last], cache)
