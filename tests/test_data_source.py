@@ -1,7 +1,9 @@
 """Mixtures of sources, generated sources and loss masks: functions of the step, and the loss is over what counts."""
 
+import shutil
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,8 +98,9 @@ def test_a_run_on_a_mixture_resumes_to_the_bit_and_scores_every_source(reading, 
     said = capsys.readouterr().out
     assert said.startswith(f"{last['bits_per_byte']:.4f} bits per byte")
     assert "held out, windows" in said
-    with pytest.raises(DataError, match="is not the text of this run"):
-        resume(tmp_path / "broken", steps="+1", data=[f"{files[0]}:6", f"{files[2]}:3", f"{files[1]}:1"])
+    for wrong in ([f"{files[0]}:6", f"{files[2]}:3", f"{files[1]}:1"], [str(file) for file in files]):
+        with pytest.raises(DataError, match=r"is not the text of this run.*give each --data FILE:WEIGHT"):
+            resume(tmp_path / "broken", steps="+1", data=wrong)
 
 
 def test_a_training_text_is_not_held_out_as_well(files, tmp_path):
@@ -108,12 +111,20 @@ def test_a_training_text_is_not_held_out_as_well(files, tmp_path):
 
 
 def test_another_text_to_evaluate_on_leaves_the_whole_text_to_training(files, tmp_path, capsys):
-    trainer = start(mixed(files[:1], f"data.heldout_file={str(files[1])!r}"), tmp_path / "run", quiet=True)
+    held = Path(shutil.copy(files[1], tmp_path / "held"))
+    trainer = start(mixed(files[:1], f"data.heldout_file={str(held)!r}"), tmp_path / "run", quiet=True)
     assert "nothing held out" in trainer.windows.in_words
     trainer.fit()
     assert main(["eval", str(tmp_path / "run")]) == 0
-    assert f"of {files[1]}, held out" in capsys.readouterr().out
-    files[1].write_bytes(files[1].read_bytes()[::-1])
+    assert f"of {held}, held out" in capsys.readouterr().out
+    moved = held.rename(tmp_path / "moved")
+    resume(tmp_path / "run", steps="+1", sets=[f"data.heldout_file={str(moved)!r}"], quiet=True).fit()
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    assert f"of {moved}, held out" in capsys.readouterr().out
+    for other in ("", str(files[0])):
+        with pytest.raises(DataError, match=r"data\.heldout_file is not the text"):
+            resume(tmp_path / "run", steps="+1", sets=[f"data.heldout_file={other!r}"])
+    moved.write_bytes(moved.read_bytes()[::-1])
     with pytest.raises(DataError, match=r"data\.heldout_file is not the text"):
         resume(tmp_path / "run", steps="+1")
 

@@ -206,7 +206,8 @@ def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings
     assignments = list(sets)
     for text in assignments:
         key = text.partition("=")[0].strip()
-        if (key in known_keys() or key.startswith("model.options.")) and key not in (*RESUMABLE, *RETUNABLE):
+        may = (*RESUMABLE, *RETUNABLE, "data.heldout_file")  # the last: the same text elsewhere
+        if (key in known_keys() or key.startswith("model.options.")) and key not in may:
             raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join((*RESUMABLE, *RETUNABLE))}")
     return from_dict(apply_sets(dict(stored), assignments))
 

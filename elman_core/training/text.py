@@ -190,11 +190,12 @@ def open_heldout(
 
 def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     if {**expected, "heldout_file": None} != {**actual, "heldout_file": None}:
+        right = "each --data FILE:WEIGHT in its order" if "sources" in expected else "the right one with --data FILE"
         raise DataError(
             f"{name} is not the text of this run: {actual['size']} bytes, fingerprint {actual['blake2b']}, instead "
-            f"of {expected['size']}, {expected['blake2b']}; give the right one with --data FILE"
+            f"of {expected['size']}, {expected['blake2b']}; give {right}"
         )
-    if "heldout_file" in actual and actual["heldout_file"] != expected.get("heldout_file"):
+    if actual.get("heldout_file") != expected.get("heldout_file"):
         raise DataError("data.heldout_file is not the text that this run was evaluated on: restore it")
 
 
