@@ -199,11 +199,11 @@ class Encoder:
                 flat.append(text if isinstance(text, str) else text.decode())
             except UnicodeDecodeError as error:
                 raise DataError(f"{name}: invalid UTF-8 ({error.reason}), which a tokenizer cannot read") from error
+        sizes = iter([len(text.encode()) for text in flat])  # first: half a surrogate pair is an error
         ids = iter([one.ids for one in self.tokenizer.encode_batch(flat, add_special_tokens=False)])
-        texts = iter(flat)
         for pieces in documents:
             parts = [next(ids) for _ in pieces]
-            size = sum(len(next(texts).encode()) for _ in pieces)
+            size = sum(next(sizes) for _ in pieces)
             if not size:
                 yield None
                 continue

@@ -74,3 +74,15 @@ def test_no_tokenizer_is_trained_without_a_text(tmp_path, capsys):
     assert main(["tokenizer", "train", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "bpe")]) == 2
     assert "there is no text in these inputs" in capsys.readouterr().err
     assert not (tmp_path / "bpe").exists()
+
+
+def test_half_a_surrogate_pair_is_replaced_in_training_and_one_line_in_packing(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud800"}\n')
+    words, bpe = [str(tmp_path / "a.jsonl"), "--out"], str(tmp_path / "bpe")
+    assert main(["tokenizer", "train", *words, bpe, "--vocab", "300"]) == 0
+    capsys.readouterr()
+    for more in ([], ["--tokenizer", bpe]):
+        assert main(["data", "pack", *words, str(tmp_path / "out"), *more]) == 2
+        said = capsys.readouterr().err
+        assert "a.jsonl: a text has half of a surrogate pair" in said
+        assert said.count("\n") == 1

@@ -38,7 +38,7 @@ def train(
         for unit in units(files):
             for document in documents(unit):
                 for text, _ in encoder.pieces(document, unit.paths[0]):
-                    yield text if isinstance(text, str) else text.decode(errors="replace")
+                    yield (text.encode(errors="replace") if isinstance(text, str) else text).decode(errors="replace")
 
     found = filter(None, texts())
     if (first := next(found, None)) is None:
