@@ -170,7 +170,7 @@ def test_bad_input_is_one_line_and_leaves_nothing_under_the_name(content, says, 
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("out")]
 
 
-def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, capsys):
+def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
     for words, says in (
@@ -180,6 +180,10 @@ def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, capsys):
     ):
         assert main(["data", "pack", *words, "--out", str(tmp_path / "out")]) == 2
         assert says in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", "..", str(tmp_path)):
+        assert main(["data", "pack", str(tmp_path), "--out", folder]) == 2
+        assert capsys.readouterr().err.startswith(f"elman: {folder} is a folder: --out is a file")
     (tmp_path / "out").write_text("mine")
     assert main(["data", "pack", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "exists: nothing is overwritten" in capsys.readouterr().err

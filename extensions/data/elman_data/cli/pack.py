@@ -39,6 +39,8 @@ def pack(
     from elman_data.packing import pack as pack_units
 
     require_text(out)
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: --out is a file, such as {out / 'corpus.bin'}")
     killed = out.with_name(f".{out.name}.packing").is_dir()  # perhaps between the two names that it gives
     manifest = packed_manifest(out)
     for path, known in ((out, killed and manifest.exists()), (manifest, killed)):
