@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .kernels.verify_cache import stamp
     from .locks import Lock, open_lock
     from .metrics import METRICS, WINDOW, Metrics, progress, read_metrics
-    from .model.checkpoint import load_checkpoint
+    from .model.checkpoint import load_checkpoint, locate
     from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep, is_watched
     from .model.tokenizer import load_tokenizer, vocabulary_size, vocabulary_texts
@@ -137,11 +137,11 @@ __all__ = [
     "emulated", "error_word", "errors", "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders",
     "free_folder", "from_dict", "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched",
     "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint",
-    "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locked", "log_line", "matrix_case",
-    "matrix_wide", "memory_in_use", "modules_of", "noise", "now", "on_device", "one_line", "open_file", "open_lock",
-    "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size", "pick_device",
-    "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs", "race",
-    "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings", "recorder_for",
+    "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locate", "locked", "log_line",
+    "matrix_case", "matrix_wide", "memory_in_use", "modules_of", "noise", "now", "on_device", "one_line", "open_file",
+    "open_lock", "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size",
+    "pick_device", "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs",
+    "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings", "recorder_for",
     "registered", "replacing", "require_text", "resolve", "resolve_pattern", "resolve_settings", "row_by_row", "save_stamp",
     "scaled_once", "shipped", "split", "stamp", "start", "steps_for_tokens", "storage_errors", "sync", "table", "try_to_record",
     "variant_options", "verify_kernel", "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache", "write_folder",

@@ -16,7 +16,7 @@ SEPARATOR = "\x1e"
 
 
 def evals(
-    model: str = typer.Argument(help="A run, a checkpoint folder or a hub id."),
+    model: str = typer.Argument(help="A run, a checkpoint folder, pretrained/NAME or a hub id."),
     options: list[str] = typer.Argument(None, metavar="[-- OPTIONS]", help="Further options of the harness."),
     tasks: str | None = typer.Option(None, help="Tasks of the harness, separated by commas."),
     data: Path | None = typer.Option(None, help="Score this UTF-8 text as one document, in bits per byte."),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from elman_core import find_checkpoint
+from elman_core.extension import locate
 
 from .scoring import document_loglikelihood
 
@@ -19,14 +18,14 @@ class ElmanLM(HFLM):
     """The harness's own Hugging Face model, reading runs as well as checkpoints, and documents and contexts whole.
 
     Args:
-        pretrained: a run, a checkpoint folder or a hub id. All else is as for the harness's `hf`.
+        pretrained: a run, a checkpoint folder, pretrained/NAME or a hub id. All else is as for the harness's `hf`.
     """
 
     _max_length: int | None
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
-        if isinstance(pretrained, str) and os.path.isdir(pretrained):
-            pretrained = str(find_checkpoint(pretrained))
+        if isinstance(pretrained, str):
+            pretrained = str(locate(pretrained))
         super().__init__(pretrained=pretrained, **kwargs)
 
     @property

@@ -16,7 +16,7 @@ from hf_helpers import KINDS, tiny
 from packed_files import write_tokenizer
 
 from elman_core.cli import main as elman
-from elman_core.registry import ConfigError, DataError
+from elman_core.registry import CheckpointError, ConfigError, DataError
 
 TEXT = "Straße — naïve text, byte by byte.\n" * 40
 
@@ -112,6 +112,13 @@ def test_bits_per_byte_through_the_harness_are_those_of_elman_eval(harness, save
     assert harness.words[:3] == ["run", "--model", "elman"]
     assert harness.words[-2:] == ["--device", "cpu"]
     assert sys.argv == before
+
+
+def test_the_models_are_those_of_elman_eval(harness, saved):
+    evals("pretrained/e42-small", [], None, saved / "text")
+    assert 0 < harness.result < 8
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        evals(str(saved / "nothing"), [], None, saved / "text")
 
 
 def save_tokens(folder):
