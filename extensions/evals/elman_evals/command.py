@@ -44,7 +44,7 @@ def write_task(folder: Path, text: Path) -> None:
     A separator byte at the start is left out: the harness scores a document as what follows one.
 
     Raises:
-        DataError: the text cannot be read, or is not UTF-8.
+        DataError: the text cannot be read, is not UTF-8, or is empty.
     """
     try:
         document = text.read_bytes().decode("utf-8").removeprefix(SEPARATOR)
@@ -52,6 +52,8 @@ def write_task(folder: Path, text: Path) -> None:
         raise DataError(f"{text} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{text} is not UTF-8, which the harness needs: use elman eval, which scores bytes") from error
+    if not document:
+        raise DataError(f"{text} is empty")
     (folder / "document.jsonl").write_text(json.dumps({"text": document}) + "\n", encoding="utf-8")
     task = {
         "task": TASK,
@@ -60,7 +62,7 @@ def write_task(folder: Path, text: Path) -> None:
         "test_split": "test",
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
-        "doc_to_target": "{{text}}",
+        "doc_to_target": "text",  # the field itself: "{{text}}" would make a list of a text such as [1]
         "metric_list": [{"metric": "bits_per_byte"}],
         "metadata": {"version": 1},
     }

@@ -79,7 +79,7 @@ def harness(monkeypatch):
         with open(f"{folder}/{name}.yaml", encoding="utf-8") as file:
             task = json.load(file)
         with open(task["dataset_kwargs"]["data_files"]["test"], encoding="utf-8") as file:
-            document = json.loads(file.read())["text"]
+            document = json.loads(file.read())[task["doc_to_target"]]
         arguments = dict(pair.split("=") for pair in options["--model_args"].split(","))
         model = about.models[options["--model"]](**arguments)
         (nats,) = model.loglikelihood_rolling([types.SimpleNamespace(args=(document,))])
@@ -150,11 +150,13 @@ def test_a_context_is_never_cut_unless_asked(harness, saved):
 
 def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     (saved / "latin").write_bytes(b"\xff\xfe not utf-8")
+    (saved / "empty").write_bytes(b"\x1e")
     for tasks, data, error, message in (
         (None, None, ConfigError, "give --tasks NAME,… or --data FILE"),
         ("a", saved / "text", ConfigError, "give --tasks NAME,… or --data FILE"),
         (None, saved / "nothing", DataError, "cannot be read"),
         (None, saved / "latin", DataError, "not UTF-8"),
+        (None, saved / "empty", DataError, "is empty"),
     ):
         with pytest.raises(error, match=message):
             evals(str(saved), [], tasks, data)
