@@ -138,7 +138,7 @@ def _stamps(path: str) -> list[tuple[int, int]]:
 def _job(
     number: int, unit: Unit, how: How, seed: int, unique: bool, folder: Path, stamps: dict[str, list[tuple[int, int]]]
 ) -> Job:
-    own = [stamps[path] for path in unit.sources]
+    own = [*(stamps[path] for path in unit.sources), _stamps(how.tokenizer) if how.tokenizer else None]
     known = json.dumps([number, dataclasses.asdict(unit), own, dataclasses.asdict(how), seed, unique])
     return Job(
         number, unit, how, seed, unique, str(folder), hashlib.blake2b(known.encode(), digest_size=12).hexdigest()

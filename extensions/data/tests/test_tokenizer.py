@@ -86,3 +86,25 @@ def test_half_a_surrogate_pair_is_replaced_in_training_and_one_line_in_packing(t
         said = capsys.readouterr().err
         assert "a.jsonl: a text has half of a surrogate pair" in said
         assert said.count("\n") == 1
+
+
+def test_what_another_tokenizer_of_this_name_has_packed_is_packed_again_after_a_kill(tmp_path, monkeypatch):
+    texts = {"a": "aaaa bbbb " * 40, "b": "cccc dddd " * 40}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+        words = [str(tmp_path / f"{name}.txt"), "--vocab", "260", "--out", str(tmp_path / f"bpe-{name}")]
+        assert main(["tokenizer", "train", *words]) == 0
+    place = tmp_path / "bpe-a"
+    words = ["data", "pack", str(tmp_path / "b.txt"), "--tokenizer", str(place), "--out"]
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("elman_data.packing._merge", killed)
+        assert main([*words, str(place / "out")]) == 130
+    (tmp_path / "bpe-b" / "tokenizer.json").replace(place / "tokenizer.json")
+    (place / "checksums.json").unlink()
+    for name in ("out", "fresh"):
+        assert main([*words, str(place / name)]) == 0
+    assert (place / "out").read_bytes() == (place / "fresh").read_bytes()
