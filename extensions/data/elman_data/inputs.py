@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from elman_core.extension import ConfigError, DataError, how_to_install, open_regular
+from elman_core.extension import PACKED_HEADER, ConfigError, DataError, how_to_install, open_regular
 
 try:
     from orjson import loads
@@ -169,6 +169,8 @@ def _texts(unit: Unit) -> Iterator[Document]:
     for name in unit.paths:
         with _reading(name), _opened(name) as file:
             text = file.read(UNIT)
+            if text.startswith(PACKED_HEADER):
+                raise DataError(f"{name} is a packed file, not a text: train on it, or leave it out")
             while part := file.read(max(UNIT, len(text))):
                 *whole, text = text.split(SEPARATOR)
                 yield from whole

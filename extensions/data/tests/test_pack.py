@@ -173,10 +173,13 @@ def test_bad_input_is_one_line_and_leaves_nothing_under_the_name(content, says, 
 def test_inputs_that_are_missing_or_packed_otherwise_are_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
+    (tmp_path / "c.txt").write_text("text")
+    assert main(["data", "pack", str(tmp_path / "c.txt"), "--out", str(tmp_path / "packed.txt")]) == 0
     for words, says in (
         (["none"], "there is no such file"),
         ([str(tmp_path / "a.json")], "is not read: rename it"),
         ([str(tmp_path / "b.jsonl.gz")], "b.jsonl.gz cannot be read: BadGzipFile"),
+        ([str(tmp_path / "packed.txt")], "packed.txt is a packed file, not a text"),
     ):
         assert main(["data", "pack", *words, "--out", str(tmp_path / "out")]) == 2
         assert says in capsys.readouterr().err
