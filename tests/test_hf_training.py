@@ -133,6 +133,21 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
         assert any(not torch.equal(p, before[n]) for n, p in merged.named_parameters() if n in before)
 
 
+def test_an_adapter_that_a_model_holds_is_saved_alone_and_loads_again(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = tiny("e1", dtype=torch.float32)
+    model.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    model.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter/config.json").exists()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(again(PROMPT).logits, model(PROMPT).logits, rtol=1e-5, atol=1e-5)
+        model.disable_adapters()
+        assert (again(PROMPT).logits - model(PROMPT).logits).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize(("variant", "matrices"), [("e1", ["w_h"]), ("e42", ["w"]), ("e4", ["w_h.u", "w_h.v"])])
 @pytest.mark.parametrize("by", ["loop", "Trainer"])
 def test_adapters_of_a_normalised_matrix_compute_the_same_after_a_reload(variant, matrices, by, tmp_path):

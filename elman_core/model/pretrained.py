@@ -158,7 +158,7 @@ class LadderPreTrainedModel(PreTrainedModel):
 
     def _complete(self, folder: Path) -> None:
         """Add what transformers does not write: tokenizer and model card."""
-        if not folder.is_dir():
+        if not (folder / "config.json").is_file():  # an adapter that the model holds, or a file in the folder's place
             return
         for weights in folder.glob("*.safetensors"):  # written for the owner alone
             weights.chmod((folder / "config.json").stat().st_mode)
