@@ -61,6 +61,11 @@ def test_a_text_is_continued_from_its_cache_in_every_way(variant):
         given = {"past_key_values": model(text[:, :8], use_cache=True)[CACHE], "attention_mask": mask}
         given |= {"max_new_tokens": 6, "do_sample": False, "prefill_chunk_size": chunk}
         assert torch.equal(model.generate(text[:, begin:], **given)[:, -6:], whole[:, -6:]), (begin, mask, chunk)
+    embedded = model.get_input_embeddings()(text)
+    for seen, (begin, mask) in [*((8, way) for way in ways), (3, (3, torch.ones(2, 13)))]:
+        given = {"past_key_values": model(text[:, :seen], use_cache=True)[CACHE], "attention_mask": mask}
+        written = model.generate(inputs_embeds=embedded[:, begin:], max_new_tokens=6, do_sample=False, **given)
+        assert torch.equal(written, whole[:, -6:]), (seen, begin, mask)
 
 
 @every_kind
