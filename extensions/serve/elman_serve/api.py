@@ -275,7 +275,7 @@ class Api:
     def _job(self, prompt: Prompt, body: dict[str, Any], news: _News) -> Request:
         bos = self.engine.model.config.bos_token_id
         stop, chat = body.get("stop", ()), "messages" in body
-        most = body.get("max_tokens", self.limits.tokens if chat else 16)
+        most = body.get("max_tokens", self.limits.tokens if chat else min(16, self.limits.tokens))
         tops = body.get("logprobs")
         if chat:
             tops = body.get("top_logprobs", 0) if tops else None

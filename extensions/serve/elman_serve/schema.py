@@ -78,7 +78,7 @@ def completion(limits: Limits) -> dict[str, Any]:
     }
     more = {
         "prompt": prompts,
-        "max_tokens": _optional("integer", minimum=0, maximum=limits.tokens, default=16),
+        "max_tokens": _optional("integer", minimum=0, maximum=limits.tokens, default=min(16, limits.tokens)),
         "logprobs": _optional("integer", minimum=0, maximum=20),
         "echo": _optional("boolean", default=False),
         "best_of": _optional("integer", minimum=1, maximum=limits.texts, description="Only the same as `n`."),

@@ -413,6 +413,12 @@ def test_options_of_what_is_not_asked_for_are_refused(served):
     assert served.post(**OK, stream_options=None).status_code == 200
 
 
+def test_no_text_is_longer_than_the_server_allows():
+    with Served(tokens=8) as served:
+        served.engine.ends = set()
+        assert served.post(prompt="a").json()["usage"]["completion_tokens"] == 8
+
+
 def test_best_of_is_n(served):
     assert len(served.post(**OK, n=2, best_of=2).json()["choices"]) == 2
     for asked in ({"best_of": 2}, {"n": 2, "best_of": 1}):
