@@ -116,6 +116,9 @@ def test_a_stop_byte_ends_the_text(run, capsysbinary):
     _, cut, said = elman(capsysbinary, "generate", run, "-p", "x", "-n", 60, "-t", 0, "--stop", hex(stop))
     assert cut == bytes(ids[: ids.index(stop)]).decode("utf-8", "replace")
     assert f"ended after {ids.index(stop)} of 60 bytes, at the stop byte 0x{stop:02x}; --stop none continues" in said
+    model.generation_config.eos_token_id = [30, stop]
+    model.save_pretrained(run / "ends")
+    assert elman(capsysbinary, "generate", run / "ends", "-p", "x", "-n", 60, "-t", 0)[1] == cut
 
 
 def test_a_pipe_gets_every_byte_and_a_terminal_the_prompt_and_text_that_controls_nothing(

@@ -115,7 +115,7 @@ def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, se
         round_to_int8(ladder)
     if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
         torch.set_num_threads(1)
-    eos = ladder.config.eos_token_id
+    eos = ladder.generation_config.eos_token_id  # that of transformers' `generate()`
     return ladder, set(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
