@@ -118,6 +118,9 @@ def test_prompts_in_chunks_as_embeddings_and_into_an_empty_foreign_cache_are_the
     assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), whole[:, 9:])
     with pytest.raises(ConfigError, match="leave it out with inputs_embeds"):
         model.generate(inputs_embeds=embedded, prefill_chunk_size=4, **GREEDY)
+    for given in ({}, {"input_ids": PROMPT[:1]}):
+        with pytest.raises(ConfigError, match="leave them out with inputs_embeds"):
+            model.generate(inputs_embeds=embedded[:1], prompt_lookup_num_tokens=3, **given, **GREEDY)
 
 
 @every_kind

@@ -195,6 +195,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
     def _assisted_decoding(self, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("inputs_embeds") is not None:  # transformers would not read the first draft
+            raise ConfigError("drafts continue tokens: leave them out with inputs_embeds")
         if read := _read(input_ids, kwargs):
             raise ConfigError(f"drafts continue a state from new tokens alone: leave out the {read} that it has read")
         _cut_mask(kwargs, input_ids)
