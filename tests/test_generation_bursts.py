@@ -99,6 +99,7 @@ def test_padded_prompts_and_long_ones_in_a_static_cache(device):
         ({"do_sample": True, "min_p": 0.1}, "not MinPLogitsWarper"),
         ({"max_time": 5.0}, "not by MaxTimeCriteria"),
         ({"past_key_values": "used"}, "starts from a prompt"),
+        ({"inputs_embeds": torch.zeros(2, 9, 16)}, "a prompt of tokens"),
     ],
 )
 def test_what_it_does_not_know_is_refused(settings, why):

@@ -55,8 +55,9 @@ def in_bursts(
     how = _sampling(logits_processor, generation_config)
     budget, ends = _ends(stopping_criteria, input_ids.shape[1])
     cache = model_kwargs.get(CACHE)
-    if cache is None or getattr(cache, "_is_user_defined", False):
-        raise ConfigError(f"in_bursts starts from a prompt and makes its own cache: {_INSTEAD}")
+    embedded = model_kwargs.get("inputs_embeds") is not None
+    if cache is None or getattr(cache, "_is_user_defined", False) or embedded:
+        raise ConfigError(f"in_bursts starts from a prompt of tokens and makes its own cache: {_INSTEAD}")
     if budget < 1:
         return input_ids
     mask = model_kwargs.get("attention_mask")
