@@ -94,6 +94,8 @@ def take_tokens(model: Any, data: Source, name: str) -> None:
     if data.chat_template is not None:
         model.tokenizer = model.tokenizer or byte_tokenizer()
         model.tokenizer.chat_template = data.chat_template
+        if data.tokenizer is not None:  # the template's tokens are tokens, as where the text was packed
+            model.tokenizer.split_special_tokens = False
     if model.config.vocab_size < data.vocab_size:
         if not name:
             raise ConfigError(f"the data have {data.vocab_size} tokens, this model {model.config.vocab_size}")

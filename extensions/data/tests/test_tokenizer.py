@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling
 
 from elman_core.cli import main
 from elman_core.data import open_file
+from elman_core.model import LadderLM, byte_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -56,6 +57,23 @@ def test_conversations_become_a_model_of_answers_with_their_template(tokens, tal
     )
     assert asked == "<user>größe?\n<assistant>"
     assert tokenizer.decode(tokenizer(asked).input_ids) == asked
+
+
+def test_prompts_of_a_model_of_bytes_name_the_tokens_of_its_template_as_its_text_did(talks, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<user>", "<assistant>"]})
+    tokenizer.save_pretrained(tmp_path / "more")
+    LadderLM("e42", dim=16, depth=1).save_pretrained(tmp_path / "base")
+    packed, template = str(tmp_path / "talks.bin"), str(tmp_path / "chat.jinja")
+    how = ["--tokenizer", str(tmp_path / "more"), "--template", template, "--out", packed]
+    assert main(["data", "pack", str(talks), *how]) == 0
+    words = ["train", "--init", str(tmp_path / "base"), "--data", packed, "--out", str(tmp_path / "run")]
+    assert main([*words, "--steps", "2", *flags("data.heldout=0.2")]) == 0
+    prompt = AutoTokenizer.from_pretrained(checkpoint(tmp_path / "run")).apply_chat_template(
+        [{"role": "user", "content": "größe?"}], add_generation_prompt=True, return_dict=False
+    )
+    assert prompt == [256, *"größe?\n".encode(), 257]
+    assert prompt == open_file(packed).windows(np.zeros(1, np.int64), len(prompt))[0].tolist()
 
 
 def test_the_end_of_a_text_is_a_target_of_transformers_collator(tmp_path):
