@@ -18,7 +18,8 @@ def phi(x: Tensor, linear_state: bool = False, norm: str = "") -> Tensor:
     if norm:
         square = x.square()
         whole = square.mean((-2, -1), keepdim=True) if norm == "rms" else square.sum((-2, -1), keepdim=True)
-        return x / (whole.sqrt() + EPS)
+        # the root of 0 has no gradient: a state of zeros stays zeros, and its gradient is that of x / EPS
+        return x / (whole.clamp(min=torch.finfo(x.dtype).tiny).sqrt() + EPS)
     return x if linear_state else torch.tanh(x)
 
 

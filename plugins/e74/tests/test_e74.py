@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from elman_authors.testing import (
     VariantContract,
     initial,
@@ -170,3 +171,13 @@ def test_a_combination_without_a_meaning_is_refused(options, why):
     found = resolve("e74", options)
     with pytest.raises(ConfigError, match=why):
         found.variant.check(16, found.config)
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "frobnorm"])
+def test_inputs_of_zero_give_gradients_under_a_norm(norm):
+    found = resolve("e74", {**SMALL, "nonlinearity": norm})
+    mixer = found.variant.branch(0)(16, found.config)
+    x_BTD = torch.randn(1, 4, 16)
+    x_BTD[:, 0] = 0  # so that the first state is 0
+    mixer(x_BTD)[0].sum().backward()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
