@@ -12,6 +12,8 @@ from elman_baselines.mlstm import mlstm
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from elman_core.registry import resolve
+
 B, T, H, N, V = 2, 9, 2, 4, 4
 States = tuple[Tensor, Tensor, Tensor]
 Step = Callable[..., tuple[Tensor, States]]
@@ -89,3 +91,19 @@ def test_outputs_gradients_and_states_are_those_of_the_published_steps(step: Ste
         found.append([*results, *torch.autograd.grad(loss, leaves)])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_fresh_layer_is_that_of_transformers() -> None:
+    xlstm = pytest.importorskip("transformers.models.xlstm.modeling_xlstm")
+    kernels = {"chunkwise_kernel": "chunkwise--native_autograd", "sequence_kernel": "native_sequence__native"}
+    config = xlstm.xLSTMConfig(
+        hidden_size=16, num_heads=2, num_hidden_layers=1, vocab_size=8, mode="train", chunk_size=T, **kernels,
+        step_kernel="native", autocast_kernel_dtype="float32",
+    )  # fmt: skip
+    theirs, found = xlstm.xLSTMLayer(config), resolve("mlstm", {"head_dim": 8, "key_dim": 4})
+    ours = found.variant.branch(0)(16, found.config)
+    names = {"ogate_preact": "o", "igate_preact": "i", "fgate_preact": "f", "out_proj": "out"}
+    for name in ("q", "k", "v", *names):
+        getattr(theirs, name).load_state_dict(getattr(ours, f"{names.get(name, name)}_proj").state_dict())
+    x_BTD = torch.randn(B, T, 16)
+    torch.testing.assert_close(ours(x_BTD)[0], theirs(x_BTD)[0], rtol=1e-3, atol=1e-7)

@@ -14,6 +14,9 @@ from elman_core.registry import StateSpec
 
 from .op import ALIGN, matrix, mlstm
 
+NORM_EPS = 1e-6
+"""As in xLSTM 7B. At the start the input gates let h have a variance far below 1e-5, the default of torch."""
+
 
 @dataclass(frozen=True)
 class MLSTMConfig:
@@ -73,7 +76,8 @@ class MLSTM(Mixer):
             start = None if state is None else (state["C"], state["n"], state["m"])
             h_BTHV, (c, n, m) = mlstm(q, k, v, i_BTH, F.logsigmoid(f_BTH), start, mask_BT, starts_BT)
             weight_HV = self.norm.to(wide).unflatten(0, (self.heads, -1))
-            y_BTHV = (F.layer_norm(h_BTHV, h_BTHV.shape[-1:]) * weight_HV * o.to(wide).sigmoid()).to(v.dtype)
+            normed_BTHV = F.layer_norm(h_BTHV, h_BTHV.shape[-1:], eps=NORM_EPS) * weight_HV
+            y_BTHV = (normed_BTHV * o.to(wide).sigmoid()).to(v.dtype)
         return linear(self.out_proj, y_BTHV.flatten(2)), {"C": c, "n": n, "m": m}
 
     @classmethod
