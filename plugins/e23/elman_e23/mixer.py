@@ -32,6 +32,7 @@ class E23Mixer(WrapperMixer):
     """
 
     gated = True
+    no_decay = ("tape_0",)  # a state, not a map: Muon leaves it to AdamW, and nothing pulls its slots together
     config: E23Config
     tape_0: Tensor | None
 

@@ -8,6 +8,9 @@ from elman_authors.testing import VariantContract, silu, silu_slope
 from elman_authors.testing.initial import Normal, orthogonal, wrapper, xavier
 from elman_e23.reference import e23_reference
 
+from elman_core import LadderLM
+from elman_core.training.optim.optimizer import matrices, undecayed
+
 
 def softmax(scores):
     e = np.exp(scores - scores.max())
@@ -72,3 +75,8 @@ def test_slots_differ_from_a_learned_tape_alone() -> None:
     for tape, differ in ((torch.zeros(3, 8), False), (torch.randn(3, 8), True)):
         _, _, end = e23_reference(u, w_h, w_w, torch.zeros(2, 8), tape.expand(2, 3, 8), tape)
         assert bool((end - end[:, :1]).abs().max() > 1e-3) is differ
+
+
+def test_a_learned_tape_is_a_state_and_no_map_for_the_optimizers() -> None:
+    model = LadderLM("e23", 16, 1, options={"tape_init": "learned"})
+    assert "model.layers.0.mixer.tape_0" in undecayed(model) - matrices(model).keys()
