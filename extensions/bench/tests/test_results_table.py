@@ -432,6 +432,12 @@ def test_a_learning_rate_without_a_run_that_ended_well_is_not_chosen(tmp_path):
     assert [row.runs[0].path.name for row in rows(suite, everything=False)] == ["lr0.2"]
 
 
+def test_a_repeated_run_is_no_second_seed_of_a_learning_rate(tmp_path):
+    for name, jobs in (("s", [tried(0.1, 1.5), tried(0.2, 1.2)]), ("again", [tried(0.1, 1.5)])):
+        write_suite(tmp_path / name, jobs)
+    assert [row.tuned["train.lr"] for row in rows(tmp_path, everything=False)] == [0.2]
+
+
 @pytest.mark.parametrize(
     ("levels", "note"),
     [

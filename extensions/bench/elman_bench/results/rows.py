@@ -128,15 +128,15 @@ def _tuned_key(row: Row) -> str:
 
 def _best(rows: Sequence[Row]) -> str | None:
     """The tuned values with the most finished seeds, and among those the lowest mean. None if no run ended well."""
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, dict[Any, float]] = {}
     for row in rows:
         value = row.value("bits_per_byte")
         value = row.value("last_100") if math.isnan(value) else value
         if row.status in ENDED_WELL and not math.isnan(value):
-            scores.setdefault(_tuned_key(row), []).append(value)
+            scores.setdefault(_tuned_key(row), {}).setdefault(row.seeds or row.runs[0].path, value)
     if not scores:
         return None
-    return min(scores, key=lambda k: (-len(scores[k]), statistics.fmean(scores[k])))
+    return min(scores, key=lambda k: (-len(scores[k]), statistics.fmean(scores[k].values())))
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
