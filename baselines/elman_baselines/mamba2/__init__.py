@@ -40,7 +40,7 @@ def mamba2_variant() -> Variant:
             Published(
                 "mamba2@896x20", None, "187.8k tok/s", f"mamba_ssm 2.3.2, H200, T = 512, bf16 weights; {COUNTED}"
             ),
-            Published("mamba2@896x20", None, "1.40 nats/byte", f"10 min on 8 RTX 6000 Ada, B = 32; {COUNTED}"),
+            Published("mamba2@896x20", None, "1.40 nats/byte", f"10 min on RTX 6000 Ada, B = 32; {COUNTED}"),
         ),
         accelerated_by={
             "mamba_ssm": INSTALL,
