@@ -121,10 +121,12 @@ def read(file: str) -> Any:
 def figures() -> dict[str, list[Figure]]:
     """Every figure that the gallery shows, by variant; runs that differ in nothing but their seed are one, their mean."""
     found: list[Figure] = []
-    for (model, optimizer, lr, gpu), bits in _trained().items():
-        setting = f"lr {lr:g}, {len(bits)} seed{'s' * (len(bits) > 1)}, {gpu.removeprefix('NVIDIA ').split(',')[0]}"
-        mean = statistics.fmean(b for b, _ in bits)
-        found.append(Figure(f"100 MB, {optimizer}", model, mean, f"{mean:.3f} bits/byte", setting, bits[0][1]))
+    for (model, optimizer, lr), runs in _trained().items():
+        bits, seeds, gpus, files = zip(*runs, strict=True)
+        where = " and ".join(sorted({gpu.split()[1] for gpu in gpus}))
+        setting = f"lr {lr:g}, {len(set(seeds))} seed{'s' * (len(set(seeds)) > 1)}, {where}"
+        mean = statistics.fmean(bits)
+        found.append(Figure(f"100 MB, {optimizer}", model, mean, f"{mean:.3f} bits/byte", setting, files[0]))
     for row in read("variants_h200.json")["rows"].values():
         if "tok_s" in row:
             setting = f"{row['parameters'] / 1e6:.1f}M parameters, 32 texts of 512, {row['peak_gib']:.1f} GiB, H200"
@@ -152,20 +154,22 @@ def figures() -> dict[str, list[Figure]]:
     return by
 
 
-def _trained() -> dict[tuple[str, str, float, str], list[tuple[float, str]]]:
-    """Held-out bits per byte after 100 MB at 26 to 27M parameters, with the result file, by model, optimizer, rate and GPU."""
+def _trained() -> dict[tuple[str, str, float], list[tuple[float, int, str, str]]]:
+    """Held-out bits per byte after 100 MB at 26 to 27M parameters, seed, GPU and result file, by model, optimizer and rate."""
     found = defaultdict(list)
     for row in read("e88_gdn_h200.json")["rows"]:
         if row["bytes_seen"] // 10**6 == 100 and 26e6 < row["parameters"] < 27.5e6:
             optimizer = {"muon": "Muon", "adamw": "AdamW"}[row["options"].get("optimizer", "adamw")]
-            found[row["name"], optimizer, row["lr"], row["gpu"]].append((row["bits_per_byte"], "e88_gdn_h200.json"))
+            run = row["bits_per_byte"], row["seed"], row["gpu"], "e88_gdn_h200.json"
+            found[row["name"], optimizer, row["lr"]].append(run)
     for row in read("100mb_h200.json")["models"]:
-        bits = row["result"]["bits_per_byte"]
-        found[row["what"], "AdamW", row["lr"], row["hardware"]["gpu"]].append((bits, "100mb_h200.json"))
+        bits, gpu = row["result"]["bits_per_byte"], row["hardware"]["gpu"]
+        found[row["what"], "AdamW", row["lr"]].append((bits, row["seed"], gpu, "100mb_h200.json"))
     board = read("scoreboard_h200.json")
     for run in board["runs"]:
         if not run["trial"]:
-            found[run["model"], "Muon", run["lr"], board["gpu"]].append((run["bits_per_byte"], "scoreboard_h200.json"))
+            one = run["bits_per_byte"], run["seed"], board["gpu"], "scoreboard_h200.json"
+            found[run["model"], "Muon", run["lr"]].append(one)
     return found
 
 

@@ -135,6 +135,18 @@ def test_every_variant_is_drawn_with_its_state(monkeypatch: pytest.MonkeyPatch) 
             assert made.count("{") == made.count("}")
 
 
+def test_the_gallery_counts_seeds_and_has_readmes_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from gallery import ADAMW, MUON, best
+
+    found = [best(name, what, least=True) for name, what in (("transformer", MUON), ("e97", MUON), ("gdn", ADAMW))]
+    assert [(f.text, f.setting) for f in found if f] == [
+        ("0.859 bits/byte", "lr 0.006, 3 seeds, H100 and H200"),
+        ("0.899 bits/byte", "lr 0.01, 3 seeds, H100 and H200"),
+        ("0.893 bits/byte", "lr 0.003, 1 seed, H200"),
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_in_the_text_is_python(page: Path) -> None:
     """That of whole pages runs, too, here and in `test_hf_docs.py`; excerpts of a plugin cannot."""
