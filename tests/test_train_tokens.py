@@ -38,11 +38,11 @@ def made(tmp_path_factory):
     return root
 
 
-def sentencepiece(first=0):
+def sentencepiece(first=0, prepend="never"):
     """A vocabulary with ▁ for spaces and bytes for characters that it lacks; no token has a number below `first`."""
     names = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"abeghilnrtöß", "▁the", "re"]
     made = Tokenizer(models.BPE({n: i + first for i, n in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", unk_token="<unk>")
 
@@ -58,6 +58,12 @@ def test_the_bytes_of_tokens_are_those_of_the_text(name, made):
         assert b"".join(texts[i] for i in ids) == text.encode()
         assert sizes[ids].sum() == len(text.encode())
     assert (sizes[tokenizer.eos_token_id], texts[tokenizer.eos_token_id]) == (1, tokenizer.eos_token.encode())
+
+
+def test_a_space_that_a_tokenizer_puts_before_documents_is_no_byte_of_the_text():
+    tokenizer, texts = sentencepiece(prepend="always"), ("the größe", "re the", "a")
+    ids = [i for text in texts for i in (*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id)]
+    assert token_bytes(tokenizer)[ids].sum() == sum(len(text.encode()) + 1 for text in texts)
 
 
 def test_a_text_of_bytes_is_not_held_out_for_tokens(made, tmp_path):

@@ -136,9 +136,12 @@ def vocabulary_texts(tokenizer: Any, vocab: int) -> list[bytes]:
 
 
 def token_bytes(tokenizer: Any) -> NDArray[np.int64]:
-    """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes."""
+    """The bytes of text for which each token stands, (V,): 1 for a special token, as for the separator in a file of bytes. The
+    end of a document makes up for a space that the tokenizer puts before the next one."""
     sizes = np.array([len(text) for text in token_texts(tokenizer)], dtype=np.int64)
     sizes[tokenizer.all_special_ids] = 1
+    if (eos := tokenizer.eos_token_id) is not None:
+        sizes[eos] += 1 - sizes[tokenizer("a", add_special_tokens=False).input_ids].sum()
     return sizes
 
 
