@@ -284,6 +284,24 @@ def test_under_minutes_the_schedules_differ_at_equal_steps(tmp_path):
     assert " at equal steps by " in verdict(found)
 
 
+def test_a_run_that_was_killed_early_does_not_count_beside_whole_ones(tmp_path):
+    for name, level, sets in (("a", 1.40, ()), ("b", 1.30, ("model.hidden_size=264",))):
+        for seed in (1, 2, 3):
+            values = losses(300, level, seed)
+            if (name, seed) == ("b", 1):
+                values = values[:60] + 2.0  # as of a model that begins slowly
+            status = "ok" if len(values) == 300 else "killed"
+            write_run(tmp_path / f"{name}{seed}", *sets, f"train.seed={seed}", values=values, status=status)
+    (found,) = against_first(find_runs([tmp_path]))
+    assert [pair.seeds[0] for pair in found.pairs] == [2, 3, 1]
+    assert found.loss.count == 2
+    assert found.loss.low > 0
+    assert [text for text in found.caveats if "seed" in text or "killed" in text] == [
+        "two seeds: the interval over seeds comes from two numbers; run a third seed",
+        "b1 is killed",
+    ]
+
+
 # intervals: against hand computations, tables, and how often they cover the truth ------------------------------------
 
 

@@ -133,24 +133,30 @@ def rank(contender: Contender) -> float:
 
 
 def compare(first: Contender, second: Contender, last: int | None = None) -> Comparison:
-    """Pair two contenders seed by seed and step by step.
+    """Pair two contenders seed by seed and step by step. Runs that did not end well count where no pair did, as in a table.
 
     Args:
         last: number of common steps to compare; by default the last quarter, or 200 if that is at most half of them.
     """
     mine, theirs = by_seed(first), by_seed(second)
-    both = [(run, theirs[seed]) for seed, run in mine.items() if seed in theirs]
-    pairs = [_pair(one, two, last) for one, two in both or [(first.runs[0], second.runs[0])]]
-    losses = [p.loss.mean for p in pairs if p.loss is not None]
-    held = [p.heldout for p in pairs if p.heldout is not None]
+    both = [(run, theirs[seed]) for seed, run in mine.items() if seed in theirs] or [(first.runs[0], second.runs[0])]
+    both.sort(key=lambda pair: not _ended_well(pair))
+    pairs = [_pair(one, two, last) for one, two in both]
+    counted = pairs[: sum(map(_ended_well, both)) or None]
+    losses = [p.loss.mean for p in counted if p.loss is not None]
+    held = [p.heldout for p in counted if p.heldout is not None]
     return Comparison(
         first,
         second,
         tuple(pairs),
         student_mean(losses) if len(losses) > 1 else None,
         student_mean(held) if len(held) > 1 else None,
-        tuple(_caveats(first, second, pairs)),
+        tuple(_caveats(first, second, counted)),
     )
+
+
+def _ended_well(pair: Sequence[Run]) -> bool:
+    return all(run.status in ENDED_WELL for run in pair)
 
 
 def by_seed(contender: Contender) -> dict[int | None, Run]:
