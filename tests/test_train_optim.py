@@ -20,6 +20,8 @@ class Toy(Mixer):
         super().__init__(4, None)
         self.weight = nn.Parameter(torch.randn(4, 4))
         self.pair = nn.Parameter(torch.randn(6, 4))
+        self.heads = nn.Parameter(torch.randn(3, 4, 2))
+        self.conv = nn.Parameter(torch.randn(3, 1, 4))
         self.memory = nn.Parameter(torch.randn(4, 4))
         self.A_log = nn.Parameter(torch.randn(2, 4))
         self.dt_bias = nn.Parameter(torch.randn(4))
@@ -75,23 +77,24 @@ def test_adamw_is_torchs_adamw():
 def test_muon_is_torchs_muon_on_the_matrices_of_mixers_and_adamw_on_the_rest():
     settings = TrainSettings(optimizer="muon", weight_decay=0.5, beta1=0.8, beta2=0.9)
     one, two = model(), model()
-    assert matrices(one) == {"1.weight": (4,), "1.pair": (4, 2)}
-    apart = [two[1].weight, *(nn.Parameter(w) for w in two[1].pair.detach().split((4, 2)))]
+    assert matrices(one) == {"1.weight": (4,), "1.pair": (4, 2), "1.heads": (4,)}
+    apart = [two[1].weight, *(nn.Parameter(w) for w in (*two[1].pair.detach().split((4, 2)), *two[1].heads.detach()))]
     theirs = torch.optim.Muon(apart, lr=0.01, momentum=0.8, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
     train(one, Optimizer(one, settings), 3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         for p in two.parameters():
             p.grad = torch.randn(p.shape, generator=generator)
-        for p, grad in zip(apart[1:], two[1].pair.grad.split((4, 2)), strict=True):
+        for p, grad in zip(apart[1:], (*two[1].pair.grad.split((4, 2)), *two[1].heads.grad), strict=True):
             p.grad = grad
         theirs.step()
     torch.testing.assert_close(one[1].weight, two[1].weight)
-    torch.testing.assert_close(one[1].pair, torch.cat(apart[1:]))
+    torch.testing.assert_close(one[1].pair, torch.cat(apart[1:3]))
+    torch.testing.assert_close(one[1].heads, torch.stack(apart[3:]))
     three = model()
     train(three, Optimizer(three, TrainSettings(weight_decay=0.5, beta1=0.8, beta2=0.9)), 3)
     for name, p in three.named_parameters():
-        assert torch.equal(p, one.get_parameter(name)) == (name not in ("1.weight", "1.pair"))
+        assert torch.equal(p, one.get_parameter(name)) == (name not in ("1.weight", "1.pair", "1.heads"))
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 8), (3, 8, 24)])

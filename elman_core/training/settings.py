@@ -82,7 +82,7 @@ class TrainSettings:
     decay: float = option(0.2, "wsd: the last fraction of the horizon, which decays", gt=0, le=1)
     final_lr: float = option(0.1, "the schedule's end, as a fraction of lr", ge=0, le=1)
     optimizer: Literal["adamw", "schedulefree", "muon"] = option(
-        "adamw", "schedulefree: AdamW with averaging instead of a schedule; muon: Muon for the 2-D matrices of layers"
+        "adamw", "schedulefree: AdamW with averaging instead of a schedule; muon: Muon for the matrices of layers"
     )
     weight_decay: float = option(0.1, "decoupled; never on vectors and decay rates", ge=0)
     beta1: float = option(0.9, "momentum", gt=0, lt=1)

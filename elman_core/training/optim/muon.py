@@ -42,14 +42,18 @@ def update(
     batches, since one matrix is too small for a GPU.
 
     Args:
-        rows: of each weight that a parameter stacks. momenta: M of each parameter. lr: a scalar on their device.
+        rows: of each weight that a parameter stacks; for a parameter (n, rows, columns), of each of its n weights.
+        momenta: M of each parameter. lr: a scalar on their device.
         failed: as of `Optimizer.step`.
     """
     grads = [p.grad for p in params if p.grad is not None]
     new_momenta = torch._foreach_lerp(momenta, grads, 1 - beta)
-    weights = torch.stack(torch._foreach_lerp(grads, new_momenta, beta)).split(rows, 1)
+    ahead = torch.stack(torch._foreach_lerp(grads, new_momenta, beta))
     lr = lr.to(params[0].dtype)
-    steps = torch.cat([orthogonal(w).to(lr.dtype).mul_(0.2 * max(w.shape[1:]) ** 0.5) for w in weights], 1)
+    weights = ahead.flatten(0, -3).split(rows, 1)
+    steps = torch.cat([orthogonal(w).to(lr.dtype).mul_(0.2 * max(w.shape[1:]) ** 0.5) for w in weights], 1).view_as(
+        ahead
+    )
     new = torch._foreach_mul(params, 1 - lr * decay)
     torch._foreach_sub_(new, list(steps.mul_(lr).unbind()))
     for old, made in ((params, new), (momenta, new_momenta)):

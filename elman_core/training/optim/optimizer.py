@@ -35,15 +35,18 @@ def undecayed(model: nn.Module) -> set[str]:
 
 
 def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}."""
+    """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}.
+
+    A parameter (n, rows, columns) is n matrices, such as one of each head; a convolution's has one row.
+    """
     rows_of: dict[str, tuple[int, ...]] = {}
     left_alone = undecayed(model)
     for prefix, module in model.named_modules():
         if isinstance(module, Mixer):
             stacked = module.stacked()
             for n, p in module.named_parameters():
-                if p.ndim == 2 and f"{prefix}.{n}" not in left_alone:
-                    rows_of[f"{prefix}.{n}"] = stacked.get(n, (len(p),))
+                if (p.ndim == 2 or (p.ndim == 3 and p.shape[1] > 1)) and f"{prefix}.{n}" not in left_alone:
+                    rows_of[f"{prefix}.{n}"] = stacked.get(n, (p.shape[-2],))
     return rows_of
 
 
