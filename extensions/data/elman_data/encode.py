@@ -29,7 +29,7 @@ class How:
     Attributes:
         field: of a record, its text; None: `text`, or `prompt` and `completion`, or `messages`.
         tokenizer: the file tokenizer.json; None: bytes. separator: the id behind every document. vocab_size: ids are below it.
-        template: a chat template (Jinja) for `messages`.
+        template: a chat template (Jinja) for `messages`. names: of the special tokens, which it may write; None: of bytes.
     """
 
     field: str | None = None
@@ -37,6 +37,7 @@ class How:
     separator: int = SEPARATOR[0]
     vocab_size: int = 256
     template: str | None = None
+    names: dict[str, Any] | None = None
 
     @property
     def dtype(self) -> str:
@@ -52,8 +53,9 @@ class Encoded:
     mask: NDArray[np.bool_] | None = None
 
 
-def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
-    """The file, vocabulary, id of the end of a text and chat template of a tokenizer: a folder, or its file tokenizer.json.
+def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None, dict[str, Any]]:
+    """The file, vocabulary, id of the end of a text, chat template and names of special tokens of a tokenizer: a folder, or its
+    file tokenizer.json.
 
     Raises:
         ConfigError: there is none, it does not load, or it has no token that ends a text.
@@ -74,7 +76,8 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None]:
             f"the tokenizer in {folder} has no eos_token, which ends documents: name one in tokenizer_config.json"
         )
     size = vocabulary_size(tokenizer)
-    return folder / "tokenizer.json", size, tokenizer.eos_token_id, tokenizer.chat_template
+    about = tokenizer.chat_template, dict(tokenizer.special_tokens_map)
+    return folder / "tokenizer.json", size, tokenizer.eos_token_id, *about
 
 
 def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
@@ -161,8 +164,13 @@ class Encoder:
                 f"{name}: 'messages' need a chat template: give --template FILE, or a tokenizer that has one"
             )
 
+        names = self.how.names  # as `apply_chat_template` gives them
+        if names is None:
+            names = dict.fromkeys(("bos_token", "eos_token"), SEPARATOR.decode())
+        given: dict[str, Any] = {"chat_template": self.how.template, **names}
+
         def render(some: Any, prompt: bool) -> str:
-            return render_jinja_template([some], chat_template=self.how.template, add_generation_prompt=prompt)[0][0]
+            return render_jinja_template([some], add_generation_prompt=prompt, **given)[0][0]
 
         def behind(done: str, text: str) -> str:
             if not text.startswith(done):

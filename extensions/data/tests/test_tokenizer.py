@@ -76,6 +76,23 @@ def test_prompts_of_a_model_of_bytes_name_the_tokens_of_its_template_as_its_text
     assert prompt == open_file(packed).windows(np.zeros(1, np.int64), len(prompt))[0].tolist()
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_template_may_name_the_special_tokens_of_the_tokenizer(tokens, talks, tmp_path):
+    bpe, template, tokenizer = tmp_path / "bpe", tmp_path / "chat.jinja", byte_tokenizer()
+    template.write_text("{{ bos_token }}" + TEMPLATE.replace("\n", "{{ eos_token }}"))
+    more = ["--template", str(template), "--out", str(tmp_path / "talks.bin")]
+    if tokens:
+        assert main(["tokenizer", "train", str(talks), "--vocab", "300", "--out", str(bpe), *more[:2]]) == 0
+        tokenizer, more = AutoTokenizer.from_pretrained(bpe), [*more, "--tokenizer", str(bpe)]
+    assert main(["data", "pack", str(talks), *more]) == 0
+    said = json.loads(talks.read_text().splitlines()[0])["messages"]
+    whole = tokenizer.apply_chat_template(said, chat_template=template.read_text(), return_dict=False)
+    file = open_file(tmp_path / "talks.bin")
+    packed = file.windows(np.zeros(1, np.int64), int(file.ends()[0]))[0].tolist()
+    assert packed == [*whole, tokenizer.eos_token_id]
+    assert packed.count(tokenizer.eos_token_id) == 4
+
+
 def test_the_end_of_a_text_is_a_target_of_transformers_collator(tmp_path):
     (tmp_path / "text.txt").write_text("größe zwei " * 50)
     assert (

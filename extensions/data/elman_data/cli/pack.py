@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -50,11 +51,11 @@ def pack(
     how = How(field=field)
     facts: dict[str, object] = {"tokenizer": None}
     if tokenizer is not None:
-        source, vocab_size, separator, own = read_tokenizer(tokenizer)
-        how = How(field, str(source.resolve()), separator, vocab_size, own)
+        source, vocab_size, separator, own, names = read_tokenizer(tokenizer)
+        how = How(field, str(source.resolve()), separator, vocab_size, own, names)
         facts["tokenizer"] = _beside(source, out)
     if template is not None:
-        how = How(how.field, how.tokenizer, how.separator, how.vocab_size, text_of(template))
+        how = replace(how, template=text_of(template))
     if how.template is not None:
         facts["chat_template"] = how.template
     found = list(units(files))

@@ -32,7 +32,7 @@ def train(
         raise ConfigError(f"{out} exists: nothing is overwritten; choose another --out")
     chat = None if template is None else text_of(template)
     files, _ = find(inputs)
-    encoder = Encoder(How(field, template=chat))
+    encoder = Encoder(How(field, template=chat, names={}))
 
     def texts() -> Iterator[str]:
         for unit in units(files):
