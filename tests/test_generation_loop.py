@@ -5,7 +5,7 @@ import torch
 import toy_mixers
 from transformers import GenerationConfig
 
-from elman_core.generation import Sampling, generate_bytes, sample
+from elman_core.generation import Sampling, generate_bytes, generate_tokens, sample
 from elman_core.generation.prefill import least_rows, prefill
 from elman_core.kernels.decode.portable import kept_scores
 from elman_core.kernels.runtime import invariant_linear
@@ -141,6 +141,10 @@ def test_a_sample_ends_before_its_stop_byte_and_the_others_go_on():
 def test_an_empty_prompt_is_the_start_of_a_document(model):
     greedy = Sampling(temperature=0)
     assert text(model, b"", max_new_bytes=8, how=greedy) == text(model, b"\x1e", max_new_bytes=8, how=greedy)
+    tokens = LadderLM("toy", dim=16, depth=1, vocab_size=300, bos_token_id=None, eos_token_id=7).eval()
+    torch.nn.init.normal_(tokens.model.embed_tokens.weight)
+    begun, told, other = (list(generate_tokens(tokens, p, max_new_tokens=8, how=greedy)) for p in ([], [7], [30]))
+    assert begun == told != other
 
 
 def test_every_byte_is_text():

@@ -32,7 +32,7 @@ def generate_bytes(
 
     Args:
         model: in evaluation mode, on any device; its vocabulary is 256 bytes.
-        prompt: raw bytes; an empty one stands for the start of a document (the model's bos byte).
+        prompt: raw bytes; an empty one stands for the start of a document (the model's bos byte, or else its eos).
         max_new_bytes: bytes to write at most in each sample.
         how: sampling; None for the model's own distribution.
         stop: a sample ends before it would write one of these bytes.
@@ -84,7 +84,8 @@ def _generate(
 ) -> Iterator[list[int | None]]:
     device = model.device
     seed = torch.Generator().seed() if seed is None else seed
-    text = prompt or [model.config.bos_token_id if model.config.bos_token_id is not None else 0x1E]
+    first = model.config.eos_token_id if model.config.bos_token_id is None else model.config.bos_token_id
+    text = prompt or [first if isinstance(first, int) else 0x1E]
     seen_BV = torch.zeros(num, model.config.vocab_size, dtype=torch.bool, device=device)
     seen_BV[:, sorted(set(text))] = True
     ended = [False] * num

@@ -273,7 +273,8 @@ class Api:
         return bytes(whole) if self.limits.vocab == 256 else array("I", whole)
 
     def _job(self, prompt: Prompt, body: dict[str, Any], news: _News) -> Request:
-        bos = self.engine.model.config.bos_token_id
+        config = self.engine.model.config
+        first = config.eos_token_id if config.bos_token_id is None else config.bos_token_id
         stop, chat = body.get("stop", ()), "messages" in body
         most = body.get("max_tokens", self.limits.tokens if chat else min(16, self.limits.tokens))
         tops = body.get("logprobs")
@@ -284,7 +285,7 @@ class Api:
             float(body.get("repetition_penalty", 1.0)),
         )  # fmt: skip
         return Request(
-            prompt=prompt or self._tokens([30 if bos is None else bos]),
+            prompt=prompt or self._tokens([first if isinstance(first, int) else 30]),
             how=how,
             most=int(body.get("max_completion_tokens", most)),
             changed=news,

@@ -355,6 +355,9 @@ def test_a_model_of_tokens_answers_in_text_and_counts_tokens(tmp_path):
         assert answer.message.content == text
         assert bytes(byte for each in answer.logprobs.content for byte in each.bytes) == raw
         assert "from 0 to 319" in served.post(prompt=[320]).json()["error"]["message"]
+        model.config.bos_token_id, model.config.eos_token_id = None, 0
+        begun = served.post(**common, prompt="", return_token_ids=True).json()["choices"][0]["token_ids"]
+        assert begun == served.alone([0], 40, seed=seed, ends=set())[0]
 
 
 def test_a_stop_string_is_never_shown_in_part():
