@@ -790,10 +790,12 @@ def test_it_is_killed_and_starts_again_and_sigterm_finishes_what_runs(served, tm
 
 
 def test_chat_talks_to_a_model(served, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nagain\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\nag\xffain\n"), encoding="utf-8"))
     served.model.save_pretrained(tmp_path)
     assert main(["chat", str(tmp_path), "-n", "6", "-t", "0"]) == 0
     how = Sampling(temperature=0)
     first = bytes(served.alone(b"hello\n", 6, how=how)[0]).decode(errors="replace")
-    second = bytes(served.alone(f"hello\n{first.rstrip()}\nagain\n".encode(), 6, how=how)[0]).decode(errors="replace")
+    second = bytes(served.alone(f"hello\n{first.rstrip()}\nag\ufffdain\n".encode(), 6, how=how)[0]).decode(
+        errors="replace"
+    )
     assert capsys.readouterr().out == "".join(printable(text, "\n\t") + "\n" for text in (first, second))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any
 
@@ -37,11 +38,14 @@ def chat(
     engine = Engine(ladder, ends, language, slots=1, queue=1, prefix_bytes=64 << 20, notify=_set)
     engine.start()
     messages: list[dict[str, Any]] = []
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         try:
-            messages.append({"role": "user", "content": input("> " if sys.stdin.isatty() else "")})
+            said = input("> " if sys.stdin.isatty() else "").encode(errors="surrogateescape").decode(errors="replace")
         except EOFError:
             return
+        messages.append({"role": "user", "content": said})
         prompt, changed = language.encode(template(messages)), threading.Event()
         request = Request(prompt, Sampling(temperature, top_p=top_p), count, changed)
         part, answer = Part(request.texts[0], 0, False, language.texts), ""
