@@ -64,7 +64,7 @@ def eval_(
     if everything and (file is None or len(parts) > 1):
         raise ConfigError("--all scores one file: name it with --data FILE")
     if not everything:  # what is wrong with these is said before torch is imported
-        length = min((h.length for _, h in open_heldout(parts, held, fraction, window or 1, None)), default=0)
+        length = min((h.length for _, h in open_heldout(parts, held, fraction, size, None)), default=0)
         if not length:
             raise ConfigError(
                 f"nothing is held out of {path}: --all scores all of it, --heldout 0.1 a tenth, --data FILE another text"
@@ -80,7 +80,7 @@ def eval_(
     chosen = pick_device(device)
     ladder: Any = load_checkpoint(model, device=chosen)
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
-    tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])])
+    tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])], length)
     if raw and everything:
         pack = shlex.join(
             ["elman", "data", "pack", parts[0].value, "--tokenizer", ladder.name_or_path, "--out", "tokens.bin"]

@@ -54,18 +54,18 @@ def facts(model: Any, source: Path | str, settings: ModelSettings) -> dict[str, 
     return {"model": place, "blake2b": digest.hexdigest(), "optimizer": kept}
 
 
-def tokens_of(model: Any, parts: Sequence[Part]) -> tuple[Any, NDArray[np.int64] | None, bool]:
+def tokens_of(model: Any, parts: Sequence[Part], length: int) -> tuple[Any, NDArray[np.int64] | None, bool]:
     """What the evaluation of a model needs: its tokenizer and the bytes of each token (None: bytes, or generated tokens), and
-    whether `parts` are bytes, which the tokenizer has yet to read.
+    whether `parts` are bytes, which the tokenizer has yet to read. `length`: of a row of them.
 
     Raises:
         ConfigError: the data are other tokens than the model's. CheckpointError: the model's tokenizer does not load.
     """
     size, known = model.config.vocab_size, [part.file.tokenizer if part.file else None for part in parts]
-    if all(part.vocab_size == size and not own for part, own in zip(parts, known, strict=True)):
+    if all(part.vocab_size(length) == size and not own for part, own in zip(parts, known, strict=True)):
         return None, None, False
     if odd := next((part for part in parts if part.file is None), None):
-        raise ConfigError(f"this model has {size} tokens, {odd.value} {odd.vocab_size}")
+        raise ConfigError(f"this model has {size} tokens, {odd.value} {odd.vocab_size(length)}")
     if any(own != known[0] for own in known):
         raise ConfigError("the data are tokens of several tokenizers: score one file with --data FILE")
     tokenizer = load_tokenizer(model)

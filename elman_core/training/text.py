@@ -76,9 +76,8 @@ class Part:
             raise PluginError(f"source {name!r} makes {type(made).__name__}, not an elman_core.data.Source")
         return made
 
-    @property
-    def vocab_size(self) -> int:
-        return self.source(1, 1, 0).vocab_size if self.file is None else self.file.vocab_size
+    def vocab_size(self, length: int) -> int:
+        return self.source(length, 1, 0).vocab_size if self.file is None else self.file.vocab_size
 
     def fingerprint(self, length: int) -> dict[str, Any]:
         """That of its file, or of the source with rows of this length."""

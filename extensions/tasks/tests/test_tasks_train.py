@@ -53,6 +53,19 @@ def test_a_source_has_the_sequences_of_its_task_and_its_vocabulary():
         TaskSource("s3", 40, 8, 3)
 
 
+def test_a_run_on_a_task_is_scored_again_as_its_training_did(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert (
+        elman(["train", "gru@16x1", "--data", "task:parity", "--out", run, *TRAIN, "--set", "train.chunk_size=40"]) == 0
+    )
+    capsys.readouterr()
+    assert elman(["eval", run, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (said["part"], said["bytes"]) == ("held out", last["bytes"])
+    assert said["loss"] == pytest.approx(last["loss"], rel=1e-5)
+
+
 class Oracle(torch.nn.Module):
     """Answers parity rightly, but for the last of every `wrong` rows."""
 
