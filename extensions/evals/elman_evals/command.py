@@ -24,6 +24,8 @@ def evals(
     """Run tasks of lm-evaluation-harness on MODEL. The state is carried through each document."""
     if (tasks is None) == (data is None):
         raise ConfigError("give --tasks NAME,… or --data FILE")
+    if "," in model:
+        raise ConfigError(f"the harness reads no path with a comma: rename {model}")
     given = "--model_args="
     apart = ([given[:-1], word.removeprefix(given)] if word.startswith(given) else [word] for word in options or ())
     rest, arguments = [word for words in apart for word in words], f"pretrained={model}"

@@ -160,6 +160,8 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     ):
         with pytest.raises(error, match=message):
             evals(str(saved), [], tasks, data)
+    with pytest.raises(ConfigError, match="no path with a comma: rename a,b"):
+        evals("a,b", [], "a", None)
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]'"):
         evals(str(saved), [], "a", None)
