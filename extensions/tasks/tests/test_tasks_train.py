@@ -276,3 +276,12 @@ def test_the_quick_suite_shows_what_it_says(tmp_path):
     assert runs["lstm"]["whole"] > 0.99
     assert runs["e1, r_h_mode=none"]["whole"] > 0.99
     assert runs["gdn, allow_neg_eigval=false"]["end"] < 0.6
+
+
+def test_the_page_counts_the_runs_of_the_suites(tmp_path, capsys):
+    page = (Path(__file__).parents[3] / "docs/expressivity.md").read_text()
+    counted = re.findall(r"^\| \[`([a-z-]+)`\].* \| (\d+) \|$", page, re.M)
+    assert len(counted) > 6
+    for name, count in counted:
+        assert elman(["tasks", "suite", name, "--dry-run", "--out", str(tmp_path / name)]) == 0
+        assert f"tasks-{name}: {count} runs" in capsys.readouterr().out
