@@ -182,6 +182,19 @@ def test_a_later_cache_folder_is_read_and_the_first_writable_one_is_written(proj
 
 
 def test_without_a_writable_folder_the_error_names_them(sources, monkeypatch):
+def test_a_cache_folder_may_be_the_current_one_and_needs_a_home_only_where_it_names_one(project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("ELMAN_CACHE", ".")
+    made = build.build(extension(project), toolchain.host_architecture())
+    assert made.parent == project, "the loader searches its own path for a name without a folder"
+    monkeypatch.setenv("ELMAN_CACHE", os.pathsep)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project))
+    assert build.cache_dirs() == [project / "elman"]
+    monkeypatch.setenv("ELMAN_CACHE", "~nobody_of_this_name/cache")
+    with pytest.raises(KernelError, match=r"no home folder for ~nobody_of_this_name/cache; set ELMAN_CACHE"):
+        build.load(extension(project))
+
+
     (sources / "a-file").write_text("")
     monkeypatch.setenv("ELMAN_CACHE", str(sources / "a-file" / "cache"))
     with pytest.raises(KernelError, match=r"no cache folder can be written .*a-file/cache.*ELMAN_CACHE"):

@@ -203,10 +203,12 @@ def targets() -> tuple[Target, ...]:
 
 def cache_dirs() -> list[Path]:
     """The folders searched, in order: those of ELMAN_CACHE, or ~/.cache/elman. New modules go to the first writable one."""
-    asked = os.environ.get("ELMAN_CACHE")
-    if asked:
-        return [Path(p).expanduser() for p in asked.split(os.pathsep) if p]
-    return [Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "elman"]
+    asked = [p for p in os.environ.get("ELMAN_CACHE", "").split(os.pathsep) if p]
+    folders = asked or [os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "elman")]
+    try:  # absolute: a module is not looked for on the loader's path, nor elsewhere after a chdir
+        return [Path(folder).expanduser().absolute() for folder in folders]
+    except RuntimeError as error:
+        raise KernelError(f"there is no home folder for {' and '.join(folders)}; set ELMAN_CACHE to another") from error
 
 
 def local_arch(extension: Extension) -> str:
