@@ -1,5 +1,6 @@
 """Building and loading compiled kernels: the cache, its key, its lock, what a failure says, and ELMAN_KERNELS."""
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -181,7 +182,6 @@ def test_a_later_cache_folder_is_read_and_the_first_writable_one_is_written(proj
     assert build.build(extension(project), toolchain.host_architecture()).parent == writable
 
 
-def test_without_a_writable_folder_the_error_names_them(sources, monkeypatch):
 def test_a_cache_folder_may_be_the_current_one_and_needs_a_home_only_where_it_names_one(project, monkeypatch):
     monkeypatch.chdir(project)
     monkeypatch.setenv("ELMAN_CACHE", ".")
@@ -195,6 +195,7 @@ def test_a_cache_folder_may_be_the_current_one_and_needs_a_home_only_where_it_na
         build.load(extension(project))
 
 
+def test_without_a_writable_folder_the_error_names_them(sources, monkeypatch):
     (sources / "a-file").write_text("")
     monkeypatch.setenv("ELMAN_CACHE", str(sources / "a-file" / "cache"))
     with pytest.raises(KernelError, match=r"no cache folder can be written .*a-file/cache.*ELMAN_CACHE"):
@@ -322,6 +323,25 @@ def test_many_are_compiled_at_once_and_the_first_error_is_told(project):
     gone = dataclasses.replace(right[0], binding=project / "nowhere.cpp")
     with pytest.raises(KernelError, match=r"nowhere\.cpp"):
         build.build_all([(right[0], arch), (gone, arch)])
+
+
+def test_ctrl_c_compiles_nothing_more(project):
+    compiler = counting_compiler(project, before="exec sleep 60")
+    many = "build.build_all([(build.replace(extension, name=f'answering_{i}'), 'x86_64') for i in range(200)])"
+    building = subprocess.Popen(
+        [sys.executable, "-c", ASK.replace("print(build.load(extension).answer())", many), str(project)],
+        env={**os.environ, "CXX": str(compiler)}, stderr=subprocess.PIPE, start_new_session=True, text=True,
+    )  # fmt: skip
+    wait_for((project / "runs").exists, 60)
+    time.sleep(0.5)
+    os.killpg(building.pid, signal.SIGINT)  # as a terminal does
+    try:
+        assert "KeyboardInterrupt" in building.communicate(timeout=30)[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(building.pid, signal.SIGKILL)
+    assert (project / "runs").read_text().count("run") <= (os.cpu_count() or 1)
+    assert not list((project / "cache").glob("*.failed"))
 
 
 def test_a_module_that_fails_is_compiled_once_however_many_ask_at_once(project, monkeypatch):

@@ -21,12 +21,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -350,6 +351,11 @@ def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) 
             toolchain.python_include_dirs()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         waiting = [pool.submit(build, extension, arch, out) for extension, arch in wanted]
+        try:
+            wait(waiting)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
     return [each.result() for each in waiting]
 
 
@@ -373,6 +379,8 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
         for _ in range(2):
             # A killed one leaves files in TMPDIR.
             done = _run([*command, "-o", str(made)], env={**os.environ, "TMPDIR": scratch})
+            if done.returncode == -signal.SIGINT:  # in a thread, as Ctrl-C is for the main one
+                raise KeyboardInterrupt
             if done.returncode >= 0 and "signal terminated program" not in done.stderr:
                 break  # else the system killed it, for want of memory: that says nothing about the source
         if done.returncode != 0 or not made.is_file():
