@@ -678,6 +678,9 @@ def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
 def built(tmp_path_factory):
     """Modules that `elman build` makes into one folder, in which the launcher is."""
     folder = tmp_path_factory.mktemp("built")
+        (["build", "e1", "--arch", "sm_90", "--width", "6²"], 2, "--width takes numbers"),
+        (["build", "e1", "--arch", "sm_90", "--backend", "host"], 2, "--arch names GPUs"),
+        (["build", "e1@64x2", "--backend", "cpu"], 2, "--backend cpu builds variants, not the model e1@64x2"),
     launcher = build.build(launch.extension(), toolchain.host_architecture())
     for path in (launcher, launcher.with_suffix(".json")):
         shutil.copy(path, folder)

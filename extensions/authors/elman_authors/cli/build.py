@@ -49,8 +49,12 @@ def build(
     from elman_core.extension import build_kernels, cache_dirs, launcher, local_arch, modules_of
 
     widths, dtypes = _widths(width), chosen_dtypes(dtype)
+    if arch and backend != "cuda":
+        raise ConfigError(f"--arch names GPUs: --backend {backend} is of this machine")
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
     models = [name for name in given if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
+    if models and backend != "cuda":
+        raise ConfigError(f"--backend {backend} builds variants, not the model {models[0]}")
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
     rest = [name for name in names or [] if name not in models]
     for spec in chosen_kernels(rest, backend, shared=True) if rest or not models else ():
@@ -147,7 +151,7 @@ def chosen_dtypes(text: str) -> list[Any]:
 
 
 def _widths(text: str) -> list[int]:
-    if wrong := [word for word in _words(text) if not word.isdigit()]:
+    if wrong := [word for word in _words(text) if not word.isdecimal()]:
         raise ConfigError(f"--width takes numbers with commas, not {wrong[0]!r}")
     return [int(word) for word in _words(text)]
 
