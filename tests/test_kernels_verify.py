@@ -435,6 +435,11 @@ def unverified(monkeypatch):
 
 def test_a_size_is_verified_at_its_first_use_and_a_wrong_kernel_is_refused(cache, monkeypatch):
     spec, verified = unverified(monkeypatch)
+    cache.mkdir()
+    (cache / "verified").touch()  # no stamp can be written: the kernel is used all the same
+    verify_cache.ensure_verified(spec, SINGLE, "plan A")
+    verified.clear()
+    (cache / "verified").unlink()
     verify_cache.ensure_verified(spec, SINGLE, "plan A")
     verify_cache.ensure_verified(spec, SINGLE, "plan A")
     assert [cases for _, cases in verified] == [[SINGLE]]
@@ -648,6 +653,14 @@ def test_the_command_prints_a_row_for_each_tensor_and_stamps(cache, capsys):
 
 @pytest.mark.usefixtures("_transposed")
 def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
+    cache.mkdir()
+    (cache / "verified").touch()  # no stamp can be written: the verdict is told all the same
+    assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64", "--json"]) == 5
+    said = capsys.readouterr()
+    assert not json.loads(said.out)[0]["passed"]
+    assert "e1: host: the result is not kept: cannot write to" in said.err
+    assert "verification failed" in said.err
+    (cache / "verified").unlink()
     assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 5
     said = capsys.readouterr()
     assert "WRONG" in said.out
@@ -665,6 +678,9 @@ def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
         (["verify", "e1", "--dtype", "int8"], 2, "no dtype 'int8'; use fp32"),
         (["build", "e1", "--arch", "sm_70"], 5, "not an architecture"),
         (["build", "e1", "--arch", "sm_90", "--width", "wide"], 2, "--width takes numbers"),
+        (["build", "e1", "--arch", "sm_90", "--width", "6²"], 2, "--width takes numbers"),
+        (["build", "e1", "--arch", "sm_90", "--backend", "host"], 2, "--arch names GPUs"),
+        (["build", "e1@64x2", "--backend", "cpu"], 2, "--backend cpu builds variants, not the model e1@64x2"),
         (["build", "e1", "--arch", "sm_90", "--width", "1000"], 5, "multiples of 16"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -678,9 +694,6 @@ def test_bad_commands_say_what_is_wrong_in_one_line(argv, code, says, capsys):
 def built(tmp_path_factory):
     """Modules that `elman build` makes into one folder, in which the launcher is."""
     folder = tmp_path_factory.mktemp("built")
-        (["build", "e1", "--arch", "sm_90", "--width", "6²"], 2, "--width takes numbers"),
-        (["build", "e1", "--arch", "sm_90", "--backend", "host"], 2, "--arch names GPUs"),
-        (["build", "e1@64x2", "--backend", "cpu"], 2, "--backend cpu builds variants, not the model e1@64x2"),
     launcher = build.build(launch.extension(), toolchain.host_architecture())
     for path in (launcher, launcher.with_suffix(".json")):
         shutil.copy(path, folder)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from elman_core.registry.errors import ConfigError, KernelError, StorageError
-from elman_core.storage import now, read_json, write_json
+from elman_core.storage import now, read_json, storage_errors, write_json
 
 from . import build
 from .spec import Case, KernelSpec, Target
@@ -82,7 +82,8 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
 def save(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
     """Write what `make` makes. Raises as it does, and `KernelError` or `StorageError` if no cache can be written."""
     cache = build.writable_cache()
-    (folder := cache / "verified").mkdir(exist_ok=True)
+    with storage_errors(f"cannot write to {cache}"):
+        (folder := cache / "verified").mkdir(exist_ok=True)
     with build.locked(folder, spec.name):  # else of two processes that add to a stamp, one would lose what it found
         made = make(spec, report, extra)
         write_json(cache / _path(spec, made.target, made.arch), asdict(made))
