@@ -37,7 +37,7 @@ def render(name: str, folder: Path, source: str | None = None, skeleton: str = "
     Raises:
         ConfigError: a name that cannot be used or is taken, a folder that exists, a source that cannot be copied.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z]([a-z0-9_]{0,58}[a-z0-9])?", name) or keyword.iskeyword(name):
         raise ConfigError(
             f"a variant's name is lower case letters, digits and _, such as e99, and no word of Python, not {name!r}"
         )
