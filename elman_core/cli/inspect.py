@@ -73,7 +73,8 @@ def _installation() -> list[str]:
         spec = find_spec(point.module.partition(".")[0])
         files = [spec.origin] if spec and spec.origin else []
         if spec and spec.submodule_search_locations:
-            files = [str(f) for folder in spec.submodule_search_locations for f in sorted(Path(folder).rglob("*.py"))]
+            found_in = (f for folder in spec.submodule_search_locations for f in Path(folder).rglob("*.py"))
+            files = sorted(str(f) for f in found_in if f.is_file())  # not the lock of an editor, a link to nowhere
         mtime = max((os.stat(file).st_mtime_ns for file in files), default=0)
         found.append(f"{point.name} {point.value} {point.dist and point.dist.version} {len(files)} {mtime} {files[:1]}")
     return found
