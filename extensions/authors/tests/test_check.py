@@ -77,11 +77,16 @@ def test_what_is_not_checked_without_tests_is_said(capsys: pytest.CaptureFixture
 
 
 def test_the_slow_part_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    checked: list[str] = []
     monkeypatch.setattr(Plugin, "checks", lambda _: ())
-    monkeypatch.setattr("elman_authors.cli.kernel_checks", lambda _: ())
+    monkeypatch.setattr("elman_authors.cli.kernel_checks", lambda specs: [checked.extend(s.name for s in specs)][:0])
     monkeypatch.setattr("elman_authors.cli.tests_of", lambda _: (0, "1 passed"))
-    assert main(["check", str(Path(__file__).parents[3] / "plugins/e33")]) == 0
-    assert "kernels on an emulated GPU, then its own tests: minutes" in capsys.readouterr().err
+    for name in ("e33", "x_gated"):  # whose package is elman-x-gated
+        assert main(["check", str(Path(__file__).parents[3] / "plugins" / name)]) == 0
+        said = capsys.readouterr()
+        assert "kernels on an emulated GPU, then its own tests: minutes" in said.err
+        assert "its tests name every variant" in said.out
+        assert any(kernel.startswith(name) for kernel in checked)
 
 
 def test_the_core_may_be_spelled_as_any_package(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from packaging.utils import canonicalize_name
 
 from elman_authors.checks import Plugin, kernel_checks, tests_of
 from elman_authors.scaffold import equations, render
@@ -52,7 +53,7 @@ def check(
     for what, problem in plugin.checks():
         say(what, problem)
     if tests:
-        name, loaded = plugin.project.get("name"), plugins()
+        name, loaded = canonicalize_name(str(plugin.project.get("name"))), plugins()  # e99_b: elman-e99-b
         for broken in loaded.broken:
             if broken.package == name:
                 raise ConfigError(f"{broken}; its tests run when it can be imported")
