@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from .model.graph import HostCopy, Recorder, try_to_record
     from .model.step_graph import GraphedStep, is_watched
     from .model.tokenizer import load_tokenizer, vocabulary_size, vocabulary_texts
-    from .nn import MatrixMixer, WrapperMixer, scaled_once
+    from .nn import WrapperMixer, scaled_once
     from .nn.layers import resolve_pattern
     from .registry import (
         CheckpointError,
@@ -129,7 +129,7 @@ __all__ = [
     "PACKED_HEADER", "RECORDED_FACTOR", "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case",
     "CheckpointError", "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError",
     "Family", "FamilyRow", "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec",
-    "Lock", "MatrixMixer", "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report",
+    "Lock", "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report",
     "Resolved", "Row", "Run", "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError",
     "TrainSettings", "TrainingWindows", "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside",
     "build_kernel", "build_kernels", "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value",

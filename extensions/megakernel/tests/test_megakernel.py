@@ -224,7 +224,7 @@ def test_long_texts_of_models_that_gain_have_a_program(monkeypatch):
         )
 
     assert [asked("e88", programs.PAYS - n) for n in (0, 1)] == [False, None]
-    for variant, share in (("e42", 2), ("e88", 1)):  # layers, and half of that for a matrix state
+    for variant, share in (("e42", 2), ("e88", 1), ("e75", 1), ("rwkv7", 1)):  # layers; half of that for a matrix state
         weights = sum(p.nbytes for p in LadderLM(variant, dim=64, depth=2).parameters())
         for most, wanted in ((weights // share + 2, False), (weights // share, None)):
             with monkeypatch.context() as patched:
