@@ -237,7 +237,7 @@ class LadderCache(_Branches, DynamicCache):
 
 
 class LadderStaticCache(_Branches, StaticCache):
-    """The same state at fixed addresses, for `generate(cache_implementation="static")`, compiled on a GPU.
+    """The same state at fixed addresses, for `generate(cache_implementation="static")`, which records the step on a GPU.
 
     Args:
         config: of the model; or give `num_blocks`. max_cache_len: accepted but unused, because a state has a fixed size.

@@ -21,7 +21,7 @@ from .pretrained import LadderPreTrainedModel
 
 
 class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
-    """A ladder that predicts the next byte; the head is the embedding. `generate()` carries a state of constant size."""
+    """A ladder that predicts the next byte or token. `generate()` carries its state, which has a constant size without attention."""
 
     _loss = "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
