@@ -21,7 +21,7 @@ from .pretrained import LadderPreTrainedModel
 
 
 class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
-    """A ladder that predicts the next byte or token. `generate()` carries its state, which has a constant size without attention."""
+    """A ladder that predicts the next token. `generate()` carries its state, whose size is constant without attention."""
 
     _loss = "ForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
