@@ -270,7 +270,7 @@ class Engine(threading.Thread):
         return bool(reading.states), kind(self.model, self._end(reading) - reading.position)
 
     def _end(self, reading: _Reading) -> int:
-        """Where the next piece ends: those of `elman generate`, after each of which a state is kept."""
+        """Where the next piece ends, after which a state is kept; on a CPU, pieces are those of `elman generate`."""
         return min((reading.position // self.piece + 1) * self.piece, len(reading.request.prompt))
 
     def _read_on(self, group: list[_Reading]) -> None:
