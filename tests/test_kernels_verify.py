@@ -680,6 +680,7 @@ def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
         (["build", "e1", "--arch", "sm_90", "--width", "wide"], 2, "--width takes numbers"),
         (["build", "e1", "--arch", "sm_90", "--width", "6²"], 2, "--width takes numbers"),
         (["build", "e1", "--arch", "sm_90", "--backend", "host"], 2, "--arch names GPUs"),
+        (["build", "nowhere.toml", "--arch", "sm_90"], 2, "there is no recipe nowhere.toml"),
         (["build", "e1@64x2", "--backend", "cpu"], 2, "--backend cpu builds variants, not the model e1@64x2"),
         (["build", "e1", "--arch", "sm_90", "--width", "1000"], 5, "multiples of 16"),
     ],

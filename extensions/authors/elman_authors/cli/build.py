@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -52,7 +53,8 @@ def build(
     if arch and backend != "cuda":
         raise ConfigError(f"--arch names GPUs: --backend {backend} is of this machine")
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
-    models = [name for name in given if "@" in name or Path(name).exists() or name.startswith("pretrained/")]
+    marks = re.compile(r"pretrained/|.*(@|\.toml$)")
+    models = [name for name in given if marks.match(name) or Path(name).exists()]
     if models and backend != "cuda":
         raise ConfigError(f"--backend {backend} builds variants, not the model {models[0]}")
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
