@@ -125,6 +125,16 @@ def test_several_ranks_train_as_one_device(case, launch, text, tmp_path):
             assert (second[name] - tensor).abs().max() <= 2e-3 * max(1, tensor.abs().max()), name
 
 
+def test_sharded_ranks_that_accumulate_in_bf16_have_the_gradient_of_whole_ones(launch, text, tmp_path):
+    runs = [tmp_path / kind for kind in ("ddp", "fsdp")]
+    for run in runs:
+        sets = "train.steps=1", "train.precision=bf16", "train.accumulate=2", f"train.parallel={run.name}"
+        launch.expect([0, 0], train_words(text, run, *sets))
+    whole, sharded = (tensors(run / "checkpoints/step-00000001") for run in runs)
+    for name in (name for name in whole if "exp_avg/" in name):
+        torch.testing.assert_close(sharded[name], whole[name], rtol=1e-4, atol=1e-7, msg=name)
+
+
 ON_CUDA = ("model.hidden_size=256", "train.batch_size=32", "train.chunk_size=128", "train.device=cuda")
 
 

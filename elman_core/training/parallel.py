@@ -169,5 +169,9 @@ class Sharded(Shared):
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
         return self.whole(inputs_BT, targets_BT, **how)
 
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        torch.clear_autocast_cache()  # a weight that was gathered again has to be cast again
+        return nullcontext()
+
     def norm(self, grads: Iterable[Tensor]) -> Tensor:
         return whole(get_total_norm(list(grads)))
