@@ -32,4 +32,8 @@ def _task(run: Any) -> Any:
     name, _, options = str(run.settings.data.path).partition(":")
     if name != "task":
         raise ConfigError("the logger accuracy needs a task: --data task:NAME, or leave it out of train.loggers")
+    if run.plan.parallel == "fsdp":
+        raise ConfigError(
+            "the logger accuracy runs the model on one process, which has a part of it: train.parallel=ddp"
+        )
     return find(options)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from broken_plugins import leave_installed
 from elman_authors.scaffold import render
 from elman_bench.suite.plan import Overrides
+from elman_tasks import logger
 from elman_tasks import suite as suites
 from elman_tasks.catalogue import find
 from elman_tasks.score import accuracy, add, read
@@ -119,6 +121,12 @@ def test_a_resumed_run_has_the_accuracies_of_an_uninterrupted_one(tmp_path, caps
     )
     assert code == 2
     assert "the logger accuracy needs a task" in capsys.readouterr().err
+
+
+def test_the_logger_refuses_a_model_of_which_its_process_has_a_part():
+    settings = SimpleNamespace(data=SimpleNamespace(path="task:parity"))
+    with pytest.raises(ConfigError, match="parallel=ddp"):
+        logger.elman_run_start(SimpleNamespace(settings=settings, plan=SimpleNamespace(parallel="fsdp")))
 
 
 def test_a_run_ends_at_the_evaluation_that_reaches_until_as_a_finished_one(tmp_path, capsys):
