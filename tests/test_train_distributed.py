@@ -526,6 +526,14 @@ def test_a_mistake_is_one_line_of_one_rank_and_exit_2(ranks, sets, said, launch,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_parameter_without_a_gradient_is_one_line_that_says_what_helps(launch, text, tmp_path):
+    sets = "model.variant=e23", "train.chunk_size=1", "train.steps=3"
+    ended = launch.expect([2, 2], train_words(text, tmp_path / "run", *sets))
+    assert "a parameter got no gradient: use train.parallel=fsdp" in "".join(ended.err)
+    assert "".join(ended.err).count("\n") == ONE_LINE
+    launch.expect([0, 0], train_words(text, tmp_path / "sharded", *sets, "train.parallel=fsdp"))
+
+
 @pytest.mark.parametrize(
     ("prelude", "said"),
     [

@@ -134,7 +134,14 @@ class Replicated(Shared):
         self.wrapped = wrapper(_Loss(model), gradient_as_bucket_view=True, **how)
 
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
-        return self.wrapped(inputs_BT, targets_BT, **how)
+        try:
+            return self.wrapped(inputs_BT, targets_BT, **how)
+        except RuntimeError as error:
+            if "finished reduction" not in str(error):
+                raise
+            raise everywhere(
+                ConfigError("a parameter got no gradient: use train.parallel=fsdp, or one process")
+            ) from error
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.wrapped.no_sync()
