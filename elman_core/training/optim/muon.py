@@ -51,11 +51,9 @@ def update(
     ahead = torch.stack(torch._foreach_lerp(grads, new_momenta, beta))
     lr = lr.to(params[0].dtype)
     weights = ahead.flatten(0, -3).split(rows, 1)
-    steps = torch.cat([orthogonal(w).to(lr.dtype).mul_(0.2 * max(w.shape[1:]) ** 0.5) for w in weights], 1).view_as(
-        ahead
-    )
+    steps = torch.cat([orthogonal(w).to(lr.dtype).mul_(0.2 * max(w.shape[1:]) ** 0.5) for w in weights], 1)
     new = torch._foreach_mul(params, 1 - lr * decay)
-    torch._foreach_sub_(new, list(steps.mul_(lr).unbind()))
+    torch._foreach_sub_(new, list(steps.mul_(lr).view_as(ahead).unbind()))
     for old, made in ((params, new), (momenta, new_momenta)):
         kept = made if failed is None else [torch.where(failed > 0, x, y) for x, y in zip(old, made, strict=True)]
         torch._foreach_copy_(old, kept)
