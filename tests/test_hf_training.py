@@ -13,6 +13,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from elman_core.model import byte_tokenizer
 from elman_core.registry import ConfigError
@@ -134,7 +135,7 @@ def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matr
 
 
 def test_an_adapter_that_a_model_holds_is_saved_alone_and_loads_again(tmp_path):
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
     model = tiny("e1", dtype=torch.float32)
     model.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
