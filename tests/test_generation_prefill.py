@@ -156,7 +156,7 @@ def test_a_prompt_scales_a_weight_once(monkeypatch):
     ("variant", "dim", "length", "chunk"),
     [
         ("e42", 640, 1 << 20, 16384), ("e42", 1152, 1 << 20, 8192), ("e42", 8192, 1 << 20, 2048), ("e42", 640, 1 << 16, 4096),
-        ("e42", 640, 9000, 2048), ("e42+transformer", 640, 1 << 20, 2048),
+        ("e42", 640, 9000, 2048), ("e42", 640, 1, 2048), ("e42+transformer", 640, 1 << 20, 2048),
     ],
 )  # fmt: skip
 def test_a_long_prompt_on_a_device_is_read_in_long_pieces(variant, dim, length, chunk):

@@ -48,8 +48,8 @@ def whole_chunk(model: LadderForCausalLM, length: int) -> int:
     least = prefill_chunk(model.device)
     if model.device.type == "cpu" or any(layer.mixer.state_growth != "constant" for layer in model.model.layers):
         return least
-    most = min(_MOST, _NUMBERS // model.config.hidden_size, length // 16)
-    return max(least, 1 << most.bit_length() - 1)
+    most = max(least, min(_MOST, _NUMBERS // model.config.hidden_size, length // 16))
+    return 1 << most.bit_length() - 1
 
 
 def least_rows(model: LadderForCausalLM) -> int:
