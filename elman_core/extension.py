@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .generation import Sampling
     from .generation.decoder import Program, Run, Step, StepRecorder, recorder_for
     from .generation.int8 import in_int8
+    from .generation.loop import document_start
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
     from .kernels.build import Extension as KernelExtension
@@ -129,11 +130,11 @@ __all__ = [
     "PACKED_HEADER", "RECORDED_FACTOR", "RESUMABLE", "SHORTEST", "TIMEOUT_NS", "TUNABLE", "WINDOW", "Batch", "ByteFile", "Case",
     "CheckpointError", "ConfigError", "ConvolutionKernel", "DataError", "DecodingKernels", "DivergedError", "ElmanError",
     "Family", "FamilyRow", "GraphedStep", "Heldout", "HostCopy", "Inputs", "KernelError", "KernelExtension", "KernelSpec",
-    "Lock", "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report",
-    "Resolved", "Row", "Run", "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError",
-    "TrainSettings", "TrainingWindows", "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside",
-    "build_kernel", "build_kernels", "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value",
-    "choose", "columns", "config_to_dict", "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "dump",
+    "Lock", "Metrics", "OutOfMemoryError", "PackedFile", "PluginError", "Program", "Recorder", "Report", "Resolved", "Row",
+    "Run", "Sampling", "Settings", "Source", "Step", "StepRecorder", "Storage", "StorageError", "TrainSettings",
+    "TrainingWindows", "WrapperMixer", "appending", "apply_sets", "asking", "awaited", "backends", "beside", "build_kernel",
+    "build_kernels", "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns",
+    "config_to_dict", "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "document_start", "dump",
     "emulated", "error_word", "errors", "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc", "folders",
     "free_folder", "from_dict", "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing", "is_watched",
     "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint",

@@ -73,6 +73,12 @@ def generate_tokens(
     return _generate(model, prompt, max_new_tokens, num, how or Sampling(), frozenset(stop), seed)
 
 
+def document_start(model: LadderForCausalLM) -> int:
+    """The token that an empty prompt stands for: bos, or else eos, or else the separator of bytes."""
+    ends = model.config.bos_token_id, model.config.eos_token_id
+    return next((token for token in ends if isinstance(token, int)), 0x1E)
+
+
 def _generate(
     model: LadderForCausalLM,
     prompt: Sequence[int],
@@ -84,8 +90,7 @@ def _generate(
 ) -> Iterator[list[int | None]]:
     device = model.device
     seed = torch.Generator().seed() if seed is None else seed
-    first = model.config.eos_token_id if model.config.bos_token_id is None else model.config.bos_token_id
-    text = prompt or [first if isinstance(first, int) else 0x1E]
+    text = prompt or [document_start(model)]
     seen_BV = torch.zeros(num, model.config.vocab_size, dtype=torch.bool, device=device)
     seen_BV[:, sorted(set(text))] = True
     ended = [False] * num

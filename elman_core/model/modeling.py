@@ -183,9 +183,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         embeds, cache = model_kwargs.get("inputs_embeds"), model_kwargs.get(CACHE)
         if embeds is not None and cache is not None:
             longer = getattr(generation_config, "_mask_length", -1) > embeds.shape[1]  # a mask that newer ones left out
-            if longer or not _read(embeds, model_kwargs):
-                seen = int(cache.get_seq_length())  # so many transformers always cuts off
-                model_kwargs["inputs_embeds"] = nn.functional.pad(embeds, (0, 0, seen, 0))
+            if longer or not _read(embeds, model_kwargs):  # transformers always cuts off as many as the state has read
+                model_kwargs["inputs_embeds"] = nn.functional.pad(embeds, (0, 0, int(cache.get_seq_length()), 0))
         if not (read := _read(input_ids, model_kwargs)):
             generation_config._mask_length = -1  # by which newer transformers leave out what a state has read
         if generation_config.prefill_chunk_size is not None:

@@ -139,9 +139,8 @@ class Replicated(Shared):
         except RuntimeError as error:
             if "finished reduction" not in str(error):
                 raise
-            raise everywhere(
-                ConfigError("a parameter got no gradient: use train.parallel=fsdp, or one process")
-            ) from error
+            wrong = ConfigError("a parameter got no gradient: use train.parallel=fsdp, or one process")
+            raise everywhere(wrong) from error
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self.wrapped.no_sync()

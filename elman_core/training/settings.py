@@ -203,12 +203,12 @@ RETUNABLE = tuple(key for key in TUNABLE if key != "train.optimizer")
 
 def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
     """The settings of a run, with some changed. Raises `ConfigError` for one that a run keeps."""
-    assignments = list(sets)
+    assignments, may = list(sets), (*RESUMABLE, *RETUNABLE)
     for text in assignments:
         key = text.partition("=")[0].strip()
-        may = (*RESUMABLE, *RETUNABLE, "data.heldout_file")  # the last: the same text elsewhere
-        if (key in known_keys() or key.startswith("model.options.")) and key not in may:
-            raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join((*RESUMABLE, *RETUNABLE))}")
+        known = key in known_keys() or key.startswith("model.options.")
+        if known and key not in (*may, "data.heldout_file"):  # the last: the same text elsewhere
+            raise ConfigError(f"a run keeps its {key}; on resume you may set {', '.join(may)}")
     return from_dict(apply_sets(dict(stored), assignments))
 
 

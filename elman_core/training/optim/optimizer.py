@@ -35,10 +35,8 @@ def undecayed(model: nn.Module) -> set[str]:
 
 
 def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}.
-
-    A parameter (n, rows, columns) is n matrices, such as one of each head; a convolution's has one row.
-    """
+    """The parameters that Muon updates, the matrices of mixers without those of `undecayed`: {name: rows of each map}. One of
+    three dimensions stacks matrices, such as one of each head, unless they have one row, as a convolution's."""
     rows_of: dict[str, tuple[int, ...]] = {}
     left_alone = undecayed(model)
     for prefix, module in model.named_modules():

@@ -76,8 +76,8 @@ def read_tokenizer(place: Path) -> tuple[Path, int, int, str | None, dict[str, A
             f"the tokenizer in {folder} has no eos_token, which ends documents: name one in tokenizer_config.json"
         )
     size = vocabulary_size(tokenizer)
-    about = tokenizer.chat_template, dict(tokenizer.special_tokens_map)
-    return folder / "tokenizer.json", size, tokenizer.eos_token_id, *about
+    names = dict(tokenizer.special_tokens_map)
+    return folder / "tokenizer.json", size, tokenizer.eos_token_id, tokenizer.chat_template, names
 
 
 def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from elman_core import __version__
-from elman_core.extension import Sampling
+from elman_core.extension import Sampling, document_start
 
 from . import schema
 from .answers import Chat, Completion, Part
@@ -273,8 +273,6 @@ class Api:
         return bytes(whole) if self.limits.vocab == 256 else array("I", whole)
 
     def _job(self, prompt: Prompt, body: dict[str, Any], news: _News) -> Request:
-        config = self.engine.model.config
-        first = config.eos_token_id if config.bos_token_id is None else config.bos_token_id
         stop, chat = body.get("stop", ()), "messages" in body
         most = body.get("max_tokens", self.limits.tokens if chat else min(16, self.limits.tokens))
         tops = body.get("logprobs")
@@ -285,7 +283,7 @@ class Api:
             float(body.get("repetition_penalty", 1.0)),
         )  # fmt: skip
         return Request(
-            prompt=prompt or self._tokens([first if isinstance(first, int) else 30]),
+            prompt=prompt or self._tokens([document_start(self.engine.model)]),
             how=how,
             most=int(body.get("max_completion_tokens", most)),
             changed=news,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -53,8 +52,7 @@ def build(
     if arch and backend != "cuda":
         raise ConfigError(f"--arch names GPUs: --backend {backend} is of this machine")
     given = [name for name in names or [] if name not in list_variants()]  # a plugin's folder may bear its name
-    marks = re.compile(r"pretrained/|.*(@|\.toml$)")
-    models = [name for name in given if marks.match(name) or Path(name).exists()]
+    models = [name for name in given if _is_model(name)]
     if models and backend != "cuda":
         raise ConfigError(f"--backend {backend} builds variants, not the model {models[0]}")
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
@@ -82,6 +80,10 @@ def build(
         for (name, one, extension), path in zip(wanted, paths, strict=True)
     ]
     print(dump(built) if json else table([[b["module"], b["arch"], b["path"]] for b in built]))
+
+
+def _is_model(name: str) -> bool:
+    return "@" in name or name.startswith("pretrained/") or name.endswith(".toml") or Path(name).exists()
 
 
 def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:
