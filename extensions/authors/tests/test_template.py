@@ -154,6 +154,8 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
         ("e-99", None, "lower case"),
         ("class", None, "lower case"),
         ("e99_", None, "lower case"),  # no package may be called so
+        ("double", None, "'double' has another meaning in C"),
+        ("silu", None, "'silu' has another meaning in C"),
         ("e42", None, "already exists, from elman-e42=="),
         ("core", None, "the package elman_core already exists"),
         ("e99", "gru", "has no package elman_gru of its own"),
