@@ -107,8 +107,7 @@ class MatrixCell(Cell):
         names = (*self.names, *self.options)
         if wrong := set(self.shared) - {"q", "k", *self.lines}:
             raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
-        bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
-        if bad:
+        if bad := [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]:
             raise ConfigError(f"{self.name}: the name {bad[0]!r} is reserved or used twice; choose another")
         if self.optional not in ((), self.scalars[-1:]):
             raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")
