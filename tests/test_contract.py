@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from broken_mixers import BROKEN, Sound, SoundConfig
@@ -12,6 +13,7 @@ from elman_authors.testing import KernelContract, VariantContract, initial
 from elman_authors.testing.equation_contract import _assert_equal
 from elman_authors.testing.harness import assert_close
 from elman_authors.testing.mixer_contract import MixerContract
+from elman_authors.testing.oracle import Form, Row
 from torch.autograd.gradcheck import GradcheckError
 
 from elman_core.registry import ConfigError, Installed, Mixer, Variant, list_variants, plugins
@@ -173,3 +175,34 @@ def test_a_rounding_to_float32_is_told_from_a_wrong_equation() -> None:
             with pytest.raises(AssertionError) as caught:
                 compare(wrong)
             assert ("as if a number passed float32" in str(caught.value)) == told
+
+
+@pytest.mark.parametrize(
+    ("step", "gradient", "said"),
+    [
+        (lambda h: h, None, r"step must return \(y, states\), not a ndarray"),
+        (lambda h: (h, {"H": h}), None, "step returns states of H, where there are h"),
+        (lambda h: (h, {"h": h[None]}), None, r"states of h has shape \(1, 2\), not \(2,\)"),
+        (None, lambda g: ({}, {"h": g}, g), "step_gradient must return .* not 3 parts"),
+        (None, lambda g: ({"wh": g}, {"h": g}, g, None), "gradients of wh, where there are in_proj.weight, out_proj"),
+        (None, lambda g: ({}, {}, g, None), "gradients of nothing, where there are h"),
+    ],
+)
+def test_what_an_equation_in_numpy_must_return_is_said(step: Any, gradient: Any, said: str) -> None:
+    class Cell:
+        def step(self, o: Any, p: Any, s: Any, x: Any, z: Any) -> Any:
+            return step(s["h"] + x) if step else (s["h"] + x, {"h": s["h"] + x})
+
+        def step_gradient(self, o: Any, p: Any, s: Any, x: Any, z: Any, gy: Any, gs: Any) -> Any:
+            return gradient(gy + gs["h"])
+
+    p = {name: np.eye(2) for name in ("in_proj.weight", "out_proj.weight")}
+    form = Form(gated=False, pre_silu=False, matrix="", low_rank=False, spectral=False)
+    rest = {"use_conv": False}, p, np.ones((3, 2)), {"h": np.zeros(2)}, np.zeros(3, bool), np.ones((3, 2))
+    with pytest.raises(AssertionError, match=said):
+        Row(Cell(), form, *rest).backward(dict(p), np.ones((3, 2)), {"h": np.ones(2)})  # type: ignore[arg-type]
+
+
+def test_a_gradient_that_the_equation_in_numpy_leaves_out_is_said() -> None:
+    with pytest.raises(AssertionError, match=r"the gradient of w differs .* as the test's derivative leaves it out"):
+        _assert_equal("w", torch.ones(2, dtype=torch.float64), np.zeros(2), "{}")

@@ -8,7 +8,7 @@ import torch
 from elman_authors.testing.kernel import need_host_compiler
 from linear_cells import CELLS, DELTANET, Made
 
-from elman_core.kernels import ElementwiseKernel, GatesKernel, MatrixKernel
+from elman_core.kernels import DenseKernel, ElementwiseKernel, GatesKernel, MatrixKernel
 from elman_core.kernels.matrix.problems import case
 from elman_core.kernels.spec import Case
 from elman_core.kernels.verify import failures, verify
@@ -85,6 +85,7 @@ def test_the_kernel_of_a_cpu_relies_on_a_promise_so_that_verification_finds_it_b
 LSTM = Path(__file__).parents[1] / "csrc_common" / "tests" / "elementwise_cells.h"
 T, B, D = 3, 2, 4
 GATES = {"header": rnn.gru_gates.cell.header, "cell": rnn.gru_gates.cell.type, "step": rnn.gru_gates.cell.reference}
+DENSE = {"header": LSTM, "reference": max, "readout": max}
 DIAGONAL = {"header": LSTM, "cell": "elman::made_up::DiagonalLstm", "states": ("h", "c")}
 
 
@@ -120,6 +121,12 @@ def test_a_count_or_flag_that_differs_is_said_with_both_values(kind: type, decla
         ),
         (GatesKernel, {**GATES, "gates": 3, "kept": 4, "splits": True, "inner": min}, "leave out splits"),
         (ElementwiseKernel, {**DIAGONAL, "step": max, "streams": ()}, "a kernel takes 1 to 6 streams, not 0"),
+        (ElementwiseKernel, {**DIAGONAL, "step": max, "streams": ("h",)}, "'h' is reserved or used twice"),
+        (GatesKernel, {**GATES, "gates": 3, "kept": 4, "states": ("h", "u")}, "'u' is reserved or used twice"),
+        (DenseKernel, {**DENSE, "extras": ("z", "z")}, "'z' is reserved or used twice"),
+        (DenseKernel, {**DENSE, "extras": "gate"}, "extras are a tuple of names, not a string: write ('gate',)"),
+        (ElementwiseKernel, {**DIAGONAL, "step": max, "streams": "ab"}, "streams are a tuple of names"),
+        (MatrixKernel, {"header": LSTM, "reference": max, "lines": "beta"}, "lines beside v are a tuple of names"),
         (MatrixKernel, {"header": LSTM, "reference": max, "lines": tuple("abcd")}, "0 to 3 lines beside v, not 4"),
         (MatrixKernel, {"header": LSTM, "reference": max, "maps": ({"silu": "v"},)}, "maps are Maps("),
     ],

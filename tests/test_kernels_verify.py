@@ -664,6 +664,9 @@ def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
     assert main(["verify", "e1", "--backend", "host", "--dtype", "fp64"]) == 5
     said = capsys.readouterr()
     assert "WRONG" in said.out
+    wrong = [line.partition(":")[0] for line in said.out.splitlines() if " beside the reference" in line]
+    assert len(wrong) == len(set(wrong)) > 0, "a line for each tensor, however many cases are wrong"
+    assert " more like it" in said.out
     assert "verification failed" in said.err
     stamp = verify_cache.stamp(e1_dense.spec(), "host")
     assert stamp is not None

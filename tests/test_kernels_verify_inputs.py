@@ -163,6 +163,20 @@ def test_a_reference_against_which_two_back_ends_agree_is_named() -> None:
         assert f"{target} and {other} agree: the reference is what differs" in report.faults[0]
 
 
+def test_a_reference_that_draws_random_numbers_is_named() -> None:
+    need_host_compiler()
+    spec = e1.spec()
+
+    def call(backend: str, inputs: Any, options: Any) -> dict[str, Tensor]:
+        made = spec.call(backend, inputs, options)
+        return made | {"y": made["y"] + 0.1 * torch.rand(())} if backend == "reference" else made
+
+    for target, dtype in (("host", f64), ("torch", torch.float32)):  # in float32 it might pass for a kink
+        problem = dataclasses.replace(SMALL, dtype=dtype)
+        report = verify(dataclasses.replace(spec, call=call), target, cases=[problem], opcheck=False)
+        assert "the reference differs between two identical calls" in report.faults[0]
+
+
 @pytest.mark.parametrize("rounds", [False, True])
 def test_what_rounding_to_16_bits_does_to_a_decay_near_1_is_seen(rounds: bool, tmp_path: Path) -> None:
     spec = CELLS["kimi_delta"].kernel(f"near_1_{rounds:d}", tmp_path).spec()

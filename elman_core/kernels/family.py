@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from elman_core.registry.errors import ConfigError
+
 from .runtime import Wanted, compute_dtype
 from .spec import Case, Inputs, document_starts, padding_mask
 
@@ -124,6 +126,8 @@ class Family:
         kinds: Any = {"storage": "first", "compute": "stored", "bool": "bool"}
         for row in self.inputs:
             for name in row.of(cell):
+                if name in found:
+                    raise ConfigError(f"{cell.name}: the name {name!r} is reserved or used twice; choose another")
                 kind = row.takes or (kinds[row.dtype] if found else "stored")
                 found[name] = Wanted((row.shape or "")[row.stacked :], kind, row.optional)
         return found

@@ -37,11 +37,14 @@ Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
 
 
-def limit(name: str, **counts: tuple[int, int, int]) -> None:
-    """Raise `ConfigError` for a count beyond what the skeletons take: `what=(given, least, most)`."""
+def limit(name: str, **counts: tuple[int | Sequence[str], int, int]) -> None:
+    """Raise `ConfigError` for a count, or names, beyond what the skeletons take: `what=(given, least, most)`."""
     for what, (given, least, most) in counts.items():
-        if not least <= given <= most:
-            raise ConfigError(f"{name}: a kernel takes {least} to {most} {what.replace('_', ' ')}, not {given}")
+        words, count = what.replace("_", " "), given if isinstance(given, int) else len(given)
+        if isinstance(given, str):
+            raise ConfigError(f"{name}: {words} are a tuple of names, not a string: write ({given!r},)")
+        if not least <= count <= most:
+            raise ConfigError(f"{name}: a kernel takes {least} to {most} {words}, not {count}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,12 +80,12 @@ class DenseKernel:
         adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
+        limit(name, extras=(extras, 0, 4))
         for what, made in (("readout", readout), ("update", update)):
             try:
                 _ = inspect.isfunction(made) and inspect.signature(made).bind("h", "h_prev", *extras)
             except TypeError as error:
                 raise ConfigError(f"{name}: {what}({', '.join(('h', 'h_prev', *extras))}): {error}") from error
-        limit(name, extras=(len(extras), 0, 4))
         self.name = name
         self.cell = DenseCell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, adjust,

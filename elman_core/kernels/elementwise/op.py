@@ -60,7 +60,7 @@ class ElementwiseKernel(Compiled):
         cell: str | None = None,
         adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        limit(name, streams=(len(streams), 1, 6), vectors=(len(vectors), 0, 8), states=(len(states), 1, 4))
+        limit(name, streams=(streams, 1, 6), vectors=(vectors, 0, 8), states=(states, 1, 4))
         self.name = name
         self.cell = ElementwiseCell(
             name, Path(header), cell or f"elman::{name}::Cell", step, adjust=adjust,

@@ -67,7 +67,7 @@ class GatesKernel(Compiled):
         adjust: Callable[[Inputs, Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
-        limit(name, states=(len(states), 1, 4), gates=(gates, 1, 4))
+        limit(name, states=(states, 1, 4), gates=(gates, 1, 4))
         if inner is not None and (splits or len(states) > 1):
             raise ConfigError(f"{name}: a cell with `inner` has one state, du = dp: leave out splits and more states")
         self.name, self.plain = name, ("torch" if inner is None else "reference")

@@ -26,7 +26,7 @@ from torch import Tensor
 from elman_core.kernels.dispatch import Compiled, choose, in_words, pays, register
 from elman_core.kernels.operators import Operator
 from elman_core.kernels.runtime import check, compute_dtype
-from elman_core.kernels.spec import Backend, Case, KernelSpec
+from elman_core.kernels.spec import Backend, Case, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
 from . import native, problems
@@ -84,6 +84,8 @@ class MatrixKernel(Compiled):
         adjust: Callable[[dict[str, Any], Mapping[str, Any]], None] | None = None,
         cell: str | None = None,
     ) -> None:
+        limit(name, vectors=(vectors, 0, 3), lines_beside_v=(lines, 0, 3), scalars=(scalars, 0, 3 - delta))
+        limit(name, params=(params, 0, 4))
         self.name = name
         self.cell = MatrixCell(
             name, Path(header), cell or f"elman::{name}::Cell", reference, vectors=tuple(vectors), lines=("v", *lines),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elman_core.kernels.family import Family, Row, Values, flags
 from elman_core.kernels.runtime import compute_dtype
-from elman_core.kernels.spec import Case, Cell, Inputs, limit
+from elman_core.kernels.spec import Case, Cell, Inputs
 from elman_core.registry.errors import ConfigError
 
 KINDS = {"given": 0, "sigmoid": 1, "mamba": 2}
@@ -105,15 +105,9 @@ class MatrixCell(Cell):
     def __post_init__(self) -> None:
         """Raises ConfigError for a declaration that no cell supports."""
         names = (*self.names, *self.options)
-        limit(
-            self.name,
-            vectors=(len(self.vectors), 0, 3), lines_beside_v=(len(self.lines) - 1, 0, 3),
-            scalars=(len(self.scalars), 0, 2 if self.delta else 3), params=(len(self.params), 0, 4),
-        )  # fmt: skip
         if wrong := set(self.shared) - {"q", "k", *self.lines}:
             raise ConfigError(f"{self.name}: heads can share q, k and lines, not {', '.join(sorted(wrong))}")
-        bad = [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]
-        if bad:
+        if bad := [n for n in names if n in RESERVED or not n.isidentifier() or names.count(n) > 1]:
             raise ConfigError(f"{self.name}: the name {bad[0]!r} is reserved or used twice; choose another")
         if self.optional not in ((), self.scalars[-1:]):
             raise ConfigError(f"{self.name}: the last scalar alone can be optional, not {', '.join(self.optional)}")

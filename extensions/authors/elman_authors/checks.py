@@ -188,9 +188,10 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
             wrong = next(iter(failures(report)))
             if "host" in spec.targets:
                 on_cpu = verify_kernel(spec, "host", grids.cases(spec, "host")[:3], opcheck=False)
-                where = _for_gpus_alone(spec.extension("cuda").header)
-                right = f"; its build for the CPU is right, so look at {where}"
-                wrong += right if on_cpu.passed else f"; its build for the CPU: {next(iter(failures(on_cpu)))}"
+                header = spec.extension("cuda").header
+                right = f"; its build for the CPU is right, so look at {_for_gpus_alone(header)}"
+                too = right if on_cpu.passed else f"; its build for the CPU: {next(iter(failures(on_cpu)))}"
+                wrong += too + ("" if on_cpu.passed else _denied(header))
             raise KernelError(wrong)
 
     no_host, no_nvcc = error_of(find_host_compiler), error_of(find_nvcc)
@@ -217,6 +218,18 @@ def _for_gpus_alone(header: Path) -> str:
     return f"what only a GPU reads in {header.name}"
 
 
+def _denied(header: Path) -> str:
+    """Return what a cell header says that its own backward seems to contradict."""
+    for cell in re.split(r"\bstruct\b", header.read_text(encoding="utf-8")):
+        for flag, used, what in (
+            ("backward_uses_r = false", r"line_backward\([^)]* (\w+)\).*\b\1\.r\b", "line_backward reads r"),
+            ("uses_prev = false", r"\bbackward\(T \w*, T \w*, T \w*, T \w+", "backward takes h_prev by name"),
+        ):
+            if flag in cell and re.search(used, cell, re.DOTALL):
+                return f"; {header.name} says {flag}, and {what}: one of the two is wrong"
+    return ""
+
+
 def tests_of(folder: Path) -> tuple[int, str]:
     """Run the plugin's own tests: (exit code of pytest, its last line or what to install)."""
     if is_missing("pytest"):
@@ -229,7 +242,9 @@ def tests_of(folder: Path) -> tuple[int, str]:
     if done.returncode:
         kinds = ("FAILED", "ERROR"), "E ", "INTERNALERROR>"  # the last line of an error in pytest itself says why
         failed, why, inside = ([line for line in lines if line.startswith(kind)] for kind in kinds)
-        failed = list({line.partition(" - ")[2] or line: line for line in reversed(failed)}.values())[::-1]
-        why = list(dict.fromkeys(line for line in why if re.match(r"E +[\w.]+: ", line))) or why  # each reason once
+        failed = list({line.partition(" - ")[2] or line.partition("[")[0]: line for line in reversed(failed)}.values())
+        failed, numbers = failed[::-1], r"\b[A-Za-z]=\d.*?(: |\)|$)|-?\d[\d.e+-]*"  # each test and each reason once
+        why = [line for line in reversed(why) if re.match(r"E +[\w.]+: ", line)] or why[::-1]
+        why = list({re.sub(numbers, "", line).lstrip("E "): line for line in why}.values())[::-1]
         lines = [*failed[:8], *why[:8], *inside[-1:], lines[-1]]
     return done.returncode, "\n".join(lines if done.returncode else lines[-1:])

@@ -27,6 +27,15 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+# Words of C++ that are none of Python, and functions of the headers of cells.
+OF_CPP = (
+    " alignas alignof asm auto bool case catch char const constexpr decltype default delete do double enum explicit export "
+    "extern float friend goto inline int long mutable namespace new noexcept nullptr operator private protected public "
+    "register short signed sizeof static struct switch template this throw typedef typename union unsigned using virtual "
+    "void volatile log_sigmoid number numbers self_gate self_gated silu softplus std "
+)
+
+
 def render(name: str, folder: Path, source: str | None = None, skeleton: str = "dense") -> tuple[Path, list[str]]:
     """Write a plugin; returns its folder and the files in it.
 
@@ -40,6 +49,10 @@ def render(name: str, folder: Path, source: str | None = None, skeleton: str = "
     if not re.fullmatch(r"[a-z]([a-z0-9_]{0,58}[a-z0-9])?", name) or keyword.iskeyword(name):
         raise ConfigError(
             f"a variant's name is lower case letters, digits and _, such as e99, and no word of Python, not {name!r}"
+        )
+    if f" {name} " in OF_CPP:
+        raise ConfigError(
+            f"{name!r} has another meaning in C++, so no cell lies in a namespace of it: choose another name"
         )
     if (taken := plugins().installed.get(name)) is not None:
         raise ConfigError(f"variant {name!r} already exists, from {taken.requirement}: choose another name")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from elman_authors.checks import Plugin, kernel_checks
+from elman_authors.checks import Plugin, _denied, kernel_checks
 from elman_authors.testing.kernel import need_host_compiler
 from linear_cells import CELLS, DELTANET, Made
 
@@ -33,6 +33,11 @@ ON_A_GPU = """const T b = x.c[0] * d.write;
             replace(CELLS["gated_deltanet"], flags="squashes = !Linear, scalar_keep = true"),
             "the header says scalar_keep, and g.c[0] is not d.keep",
         ),
+        (
+            "hides_r",
+            replace(DELTANET, flags="squashes = false, backward_uses_r = false"),
+            "hides_r_cell.h says backward_uses_r = false, and line_backward reads r",
+        ),
     ],
 )
 def test_a_gpu_alone_would_go_wrong(
@@ -50,6 +55,17 @@ def test_a_gpu_alone_would_go_wrong(
     assert problem is not None
     assert says in problem
     assert bool(problem) == bool(says)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_dense_cell_that_denies_reading_the_state_before_is_told(named: bool, tmp_path: Path) -> None:
+    header = tmp_path / "e99_cell.h"
+    given = f"backward(T gy, T gh, T h, T{' h_prev' * named}, const T*)"
+    header.write_text(f"static constexpr bool uses_prev = false;\nstatic DenseGrad<T, 0> {given} {{}}\n")
+    said = "; e99_cell.h says uses_prev = false, and backward takes h_prev by name: one of the two is wrong"
+    assert _denied(header) == (said if named else "")
+    ours = [_denied(path) for path in Path(__file__).parents[3].glob("plugins/*/*/csrc/*.h")]
+    assert [*filter(None, ours)] == []
 
 
 def test_a_recurrence_that_explodes_on_long_rows_of_a_gpu_alone_is_found_without_one(

@@ -47,6 +47,11 @@ def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
     test.write_text("\n".join(f"def test_{i}(): raise OSError('of {i % 2}')" for i in range(6)))
     code, said = checks.tests_of(tmp_path)
     assert (code, said.count("FAILED"), said.count("- OSError: of 0"), said.count("6 failed")) == (1, 2, 1, 1)
+    cases = "import pytest\n@pytest.mark.parametrize('i', [f'T={i} ' + 'long ' * 20 for i in range(6)])\n"
+    cases += f"def test_{'case' * 9}(i): raise OSError(f'{{i}}: error {{hash(i)}}')\n"
+    test.write_text(f"{cases}def test_other(): raise ValueError('1')\n")
+    code, said = checks.tests_of(tmp_path)
+    assert (code, said.count("FAILED"), said.count(" OSError: T="), said.count("7 failed")) == (1, 2, 1, 1), said
 
 
 def test_the_lines_that_say_the_equation_are_named(tmp_path: Path) -> None:
@@ -149,6 +154,8 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
         ("e-99", None, "lower case"),
         ("class", None, "lower case"),
         ("e99_", None, "lower case"),  # no package may be called so
+        ("double", None, "'double' has another meaning in C"),
+        ("silu", None, "'silu' has another meaning in C"),
         ("e42", None, "already exists, from elman-e42=="),
         ("core", None, "the package elman_core already exists"),
         ("e99", "gru", "has no package elman_gru of its own"),

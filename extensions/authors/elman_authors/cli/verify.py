@@ -134,8 +134,12 @@ def _print(report: Report) -> None:
     print(table([_cells(row) for row in report.worst()], heads))
     if left := report.left_out:
         print(f"  {len(left)} cases are left out, as this GPU is too small for them; the first: {left[0]}")
-    for line in list(failures(report))[:10]:
-        print(f"  {line}")
+    alike: dict[str, list[str]] = {}  # the same tensor, or the same fault, in other cases
+    for line in failures(report):
+        where, _, what = line.partition(": ")
+        alike.setdefault(where if what.startswith("error ") else what, []).append(line)
+    for line, *others in list(alike.values())[:10]:
+        print(f"  {line}" + (f"; and {len(others)} more like it" if others else ""))
 
 
 def _cells(row: Row) -> list[str]:

@@ -123,6 +123,22 @@ class Form:
         return cls(mixer.gated, mixer.pre_silu, matrix, f"{matrix}.u" in names, "spectral.u" in names)
 
 
+def _returned(function: str, given: Any, *parts: str) -> Any:
+    got = f"{len(given)} parts" if isinstance(given, tuple) else f"a {type(given).__name__}"
+    assert isinstance(given, tuple), f"{function} must return ({', '.join(parts)}), not {got}"
+    assert len(given) == len(parts), f"{function} must return ({', '.join(parts)}), not {got}"
+    return given
+
+
+def _checked(what: str, given: Arrays, wanted: Arrays, every: bool = True) -> Arrays:
+    """The same. Raises `AssertionError` for a name that is unknown or, if `every`, missing, and for a wrong shape."""
+    names = f"{what} of {', '.join(given) or 'nothing'}, where there are {', '.join(wanted)}"
+    assert given.keys() == wanted.keys() if every else given.keys() <= wanted.keys(), names
+    for name, x in given.items():
+        assert np.shape(x) == wanted[name].shape, f"{what} of {name} has shape {np.shape(x)}, not {wanted[name].shape}"
+    return given
+
+
 class Row:
     """One row: forward on construction, then `backward`.
 
@@ -159,8 +175,9 @@ class Row:
         self.a = silu(self.c) if form.pre_silu else self.c
         self.states, self.y = [{n: s for n, s in start.items() if n != "conv"}], np.zeros_like(keep_TI)
         for t in range(len(x_TD)):
-            self.y[t], after = cell.step(o, self.cell_p, self._before(t), self.a[t], self._z(t))
-            self.states.append(after)
+            made = cell.step(o, self.cell_p, self._before(t), self.a[t], self._z(t))
+            self.y[t], after = _returned("step", made, "y", "states")
+            self.states.append(_checked("step returns states", after, self.states[0]))
         self.out = (self.y * keep_TI) @ p["out_proj.weight"].T
         self.end = dict(self.states[-1])
         if o["use_conv"]:
@@ -188,10 +205,10 @@ class Row:
         if self.form.low_rank:
             of_cell[matrix] = np.zeros_like(self.cell_p[matrix])
         for t in reversed(range(steps)):
-            found, gs, da[t], dz_t = self.cell.step_gradient(
-                o, self.cell_p, self._before(t), self.a[t], self._z(t), gy[t], gs
-            )
-            for name, g in found.items():
+            made = self.cell.step_gradient(o, self.cell_p, self._before(t), self.a[t], self._z(t), gy[t], gs)
+            found, gs, da[t], dz_t = _returned("step_gradient", made, "those of p", "of s", "of x", "of z or None")
+            _checked("step_gradient returns gradients", gs, self.states[0])
+            for name, g in _checked("step_gradient returns gradients", found, of_cell, every=False).items():
                 of_cell[name] += g
             if dz is not None:
                 dz[t] = dz_t
