@@ -1,5 +1,7 @@
 """Every installed variant under transformers' Trainer, under PEFT, with classification heads."""
 
+import contextlib
+
 import pytest
 import torch
 from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, width
@@ -147,6 +149,30 @@ def test_an_adapter_that_a_model_holds_is_saved_alone_and_loads_again(tmp_path):
         torch.testing.assert_close(again(PROMPT).logits, model(PROMPT).logits, rtol=1e-5, atol=1e-5)
         model.disable_adapters()
         assert (again(PROMPT).logits - model(PROMPT).logits).abs().max() > 1e-2
+
+
+@every_kind
+def test_each_row_of_a_batch_may_have_another_adapter(variant):
+    """Three rows of three steps: names of adapters fit either axis."""
+    peft = pytest.importorskip("peft")
+    model = tiny(variant, dtype=torch.float32)
+    for p in (p for p in model.parameters() if not p.any()):
+        torch.nn.init.normal_(p, std=0.02)
+    how = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**how), adapter_name="a")
+    adapted.add_adapter("b", peft.LoraConfig(**how))
+    tokens, names = torch.tensor([list(TEXT[at : at + 3]) for at in range(3)]), ["b", "__base__", "a"]
+    adapted.eval()
+    with torch.no_grad():
+        got = adapted(input_ids=tokens, adapter_names=names).logits
+        written = adapted.generate(input_ids=tokens, adapter_names=names, **GREEDY)
+        for row, name in enumerate(names):
+            adapted.set_adapter("a" if row == 1 else name)
+            with adapted.disable_adapter() if row == 1 else contextlib.nullcontext():
+                one = tokens[row : row + 1]
+                torch.testing.assert_close(got[row : row + 1], adapted(one).logits, rtol=1e-4, atol=1e-4)
+                alone = adapted.generate(input_ids=one, **GREEDY)[0]
+            assert torch.equal(written[row, : len(alone)], alone)
 
 
 @pytest.mark.parametrize(("variant", "matrices"), [("e1", ["w_h"]), ("e42", ["w"]), ("e4", ["w_h.u", "w_h.v"])])

@@ -59,7 +59,8 @@ class GatesMixer(WrapperMixer):
         mask_TB, starts_TB = flags_TB
         names = self.kernel.cell.states
         states = [self.vector(state, name, x_TBI) for name in names]
-        y_TBI, *last = self.kernel(linear(self.w_x, x_TBI), self.w_h, None, *states, mask=mask_TB, starts=starts_TB)
+        u_TBI = linear(self.w_x, x_TBI, self.time)
+        y_TBI, *last = self.kernel(u_TBI, self.w_h, None, *states, mask=mask_TB, starts=starts_TB)
         return y_TBI, dict(zip(names, last, strict=True))
 
     def backend(self) -> str:
