@@ -366,6 +366,9 @@ def _compile(extension: Extension, arch: str, target: Path) -> None:
     if extension.is_cuda:
         includes += toolchain.pip_dirs(compiler, "include")
         libraries = toolchain.pip_dirs(compiler, "lib")
+        if odd := [folder for folder in (target.parent, *includes) if "," in str(folder)]:
+            how = "set ELMAN_CACHE to another folder" if odd[0] == target.parent else "move it to another folder"
+            raise KernelError(f"nvcc takes the comma in {odd[0]} for the end of a path: {how}")
     command = [str(compiler), *extension.flags(arch)]
     if extension.header is not None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')
