@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, width
+from packed_files import write_tokenizer
 from train_helpers import losses, settings, write_text
 from transformers import (
     AutoModelForCausalLM,
@@ -17,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from elman_core.model import byte_tokenizer
+from elman_core.model import LadderConfig, LadderForCausalLM, byte_tokenizer
 from elman_core.registry import ConfigError
 from elman_core.training.plan import build_model
 from elman_core.training.start import start
@@ -90,6 +91,25 @@ def test_trainer_resumes_and_its_checkpoints_load_with_and_without_the_package(v
         resaved = AutoModelForCausalLM.from_pretrained(tmp_path / "b", trust_remote_code=trust)
         with torch.no_grad():
             assert torch.equal(resaved.eval()(PROMPT).logits, loaded.eval()(PROMPT).logits)
+
+
+def test_a_text_of_tokens_ends_where_its_tokenizer_says_and_nowhere_else(tmp_path):
+    pytest.importorskip("accelerate")
+    tokenizer = write_tokenizer(tmp_path / "bpe", [TEXT.decode(errors="ignore")])
+    tokenizer.pad_token = tokenizer.eos_token
+    how = {"variant": "e1", "hidden_size": 16, "num_hidden_layers": 1}
+    model = LadderForCausalLM(LadderConfig(**how, vocab_size=len(tokenizer)))
+    assert model.config.eos_token_id is model.config.bos_token_id is None, "30 is a token as any other"
+    arguments = TrainingArguments(str(tmp_path / "hf"), report_to=[], use_cpu=True, disable_tqdm=True, max_steps=1)
+    data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}]
+    Trainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer).train()
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.config.eos_token_id == tokenizer.eos_token_id
+    assert again.generation_config.eos_token_id in (tokenizer.eos_token_id, [tokenizer.eos_token_id])
+    chosen = LadderForCausalLM(LadderConfig(**how, vocab_size=300, eos_token_id=30))
+    chosen.save_pretrained(tmp_path / "chosen")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "chosen").config.eos_token_id == 30
 
 
 @every_kind
