@@ -151,7 +151,7 @@ def test_a_generated_source_trains_on_its_targets_where_they_count(coins, files,
 
 
 def test_packing_is_for_files_alone(coins, files):
-    with pytest.raises(ConfigError, match="'pack' packs a file, and coins: makes its own rows: leave it out$"):
+    with pytest.raises(ConfigError, match=r"'pack' packs a file, and coins: makes its own rows: leave it out$"):
         open_text(settings(files[0], f"data.path={coins}", "data.documents=pack"))
     assert open_text(settings(files[0], f"data.path=['{coins}', '{files[0]}']", "data.documents=pack")).windows
 

@@ -77,8 +77,7 @@ class LadderConfig(PreTrainedConfig):
         use_cache: return the recurrent state.
         max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state
             has no notion of position.
-        pad_token_id: byte 0xff (0 in a smaller vocabulary). bos_token_id, eos_token_id: by default, byte 0x1e; None in another
-            vocabulary, where 30 is a token as any other.
+        pad_token_id: byte 0xff (0 in a smaller vocabulary). bos_token_id, eos_token_id: of bytes 0x1e, of other tokens None.
 
     Raises:
         ConfigError: a size that is not an integer from 1 on, more than 4,096 layers, or a keyword that looks like a misspelt

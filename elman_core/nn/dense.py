@@ -102,8 +102,7 @@ class DenseMixer(WrapperMixer):
     ) -> tuple[Tensor, State]:
         w = self.effective()
         rest = (*self.extras(x_TBI, z_TBI), w, self.vector(state, "h", x_TBI), *flags_TB)
-        projection = self.projection(w)
-        if projection is None:
+        if (projection := self.projection(w)) is None:
             y_TBI, h_BI = self.kernel(linear(self.w_x, x_TBI, self.time), *rest)
         else:
             v, b = projection

@@ -67,10 +67,9 @@ def linear(module: nn.Module, x: Tensor, time: int = 1) -> Tensor:
 
 
 def _plain(module: nn.Module, x: Tensor, time: int) -> Tensor:
-    if is_bare(module):
-        return invariant_linear(x, module.weight, module.bias)
-    chosen = time == 0 and module._forward_pre_hooks  # by which PEFT passes the names of adapters
-    return time_major(module(x.transpose(0, 1))) if chosen else module(x)
+    if time == 0 and module._forward_pre_hooks:  # by which PEFT passes the names of adapters
+        return time_major(module(x.transpose(0, 1)))
+    return invariant_linear(x, module.weight, module.bias) if is_bare(module) else module(x)
 
 
 def aligned(module: nn.Module, x: Tensor) -> Tensor:
