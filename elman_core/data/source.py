@@ -178,7 +178,7 @@ class Mixture(Source):
 
     def read(self, step: int, rows: Rows) -> Batch:
         which, own = self._drawn(step, rows)
-        whole: dict[str, NDArray[Any]] = {}
+        whole: dict[str, Any] = {}
         for i in np.unique(which):
             here = which == i
             for name, array in self._alike(self.sources[i].batch(step, own[here])).items():
