@@ -150,6 +150,12 @@ def test_a_generated_source_trains_on_its_targets_where_they_count(coins, files,
     resume(tmp_path / "run", steps="+2", quiet=True).fit()
 
 
+def test_packing_is_for_files_alone(coins, files):
+    with pytest.raises(ConfigError, match=r"'pack' packs a file, and coins: makes its own rows: leave it out$"):
+        open_text(settings(files[0], f"data.path={coins}", "data.documents=pack"))
+    assert open_text(settings(files[0], f"data.path=['{coins}', '{files[0]}']", "data.documents=pack")).windows
+
+
 class Masked(Source):
     """Rows of which the last has few targets that count, and the first none."""
 

@@ -38,16 +38,25 @@ def test_greedy_sampling_and_beams_are_the_same_with_and_without_a_cache(variant
 
 
 @every_kind
-def test_left_padding_and_holes_in_a_mask_are_exact(variant):
+def test_padding_on_either_side_and_holes_in_a_mask_are_exact(variant):
     model = tiny(variant)
-    rows = [PROMPT[0, :4], PROMPT[1, :9], PROMPT[1, :6]]
-    mask = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1], [1] * 9, [1, 0, 1, 1, 0, 0, 1, 1, 1]])
-    padded = torch.full((3, 9), 77)
+    rows = [PROMPT[0, :4], PROMPT[1, :9], PROMPT[1, :6], PROMPT[0, :5]]
+    mask = torch.tensor([[0] * 5 + [1] * 4, [1] * 9, [1, 0, 1, 1, 0, 0, 1, 1, 1], [0] + [1] * 5 + [0] * 3])
+    padded = torch.full((4, 9), 77)
     for row, text in enumerate(rows):
         padded[row, mask[row].bool()] = text
-    batch = model.generate(padded, attention_mask=mask, **GREEDY)
-    for row, text in enumerate(rows):
-        assert torch.equal(batch[row, 9:], model.generate(text[None], **GREEDY)[0, len(text) :]), row
+    embeds = model.get_input_embeddings()(padded)
+    for how in ({}, {"num_beams": 2}):
+        batch = model.generate(padded, attention_mask=mask, **GREEDY, **how)[:, 9:]
+        of_embeds = model.generate(inputs_embeds=embeds, attention_mask=mask, **GREEDY, **how) if not how else batch
+        for row, text in enumerate(rows):
+            alone = model.generate(text[None], **GREEDY, **how)[0, len(text) :]
+            assert torch.equal(batch[row], alone), (row, how)
+            assert torch.equal(of_embeds[row], alone), (row, how)
+    helped = model.generate(padded[3:], attention_mask=mask[3:], assistant_model=tiny(variant), **GREEDY)[:, 9:]
+    assert torch.equal(helped, model.generate(PROMPT[:1, :5], **GREEDY)[:, 5:])
+    with pytest.raises(ConfigError, match=r"^prefill_chunk_size needs padding on the left: set tokenizer.padding_side"):
+        model.generate(padded, attention_mask=mask, prefill_chunk_size=4, **GREEDY)
 
 
 @every_kind

@@ -47,6 +47,20 @@ def test_the_loss_of_a_padded_batch_is_that_of_its_rows(variant):
         torch.testing.assert_close(torch.stack(got), expected.expand(2), msg=how)
 
 
+@every_kind
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_padding_of_any_numbers_leaves_the_logits_beside_it_as_they_are(variant, bad):
+    model = tiny(variant, dtype=torch.float32).eval()
+    for p in (p for p in model.parameters() if not p.any()):
+        torch.nn.init.normal_(p, std=0.02)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 1]]).bool()
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(torch.tensor([list(TEXT[:9]), list(TEXT[9:18])]))
+        expected = model(inputs_embeds=embeds, attention_mask=mask).logits[mask]
+        got = model(inputs_embeds=embeds.masked_fill(~mask[..., None], bad), attention_mask=mask).logits[mask]
+    torch.testing.assert_close(got, expected)
+
+
 def test_another_number_may_mark_labels_that_do_not_count():
     model, (ids, mask) = tiny("e42"), padded("right")
     for number in (-1, -100):

@@ -1,8 +1,11 @@
 """Every installed variant under transformers' Trainer, under PEFT, with classification heads."""
 
+import contextlib
+
 import pytest
 import torch
 from hf_helpers import GREEDY, PROMPT, RAW, TEXT, every_kind, examples, tiny, width
+from packed_files import write_tokenizer
 from train_helpers import losses, settings, write_text
 from transformers import (
     AutoModelForCausalLM,
@@ -15,7 +18,7 @@ from transformers import (
 )
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from elman_core.model import byte_tokenizer
+from elman_core.model import LadderConfig, LadderForCausalLM, byte_tokenizer
 from elman_core.registry import ConfigError
 from elman_core.training.plan import build_model
 from elman_core.training.start import start
@@ -90,6 +93,25 @@ def test_trainer_resumes_and_its_checkpoints_load_with_and_without_the_package(v
             assert torch.equal(resaved.eval()(PROMPT).logits, loaded.eval()(PROMPT).logits)
 
 
+def test_a_text_of_tokens_ends_where_its_tokenizer_says_and_nowhere_else(tmp_path):
+    pytest.importorskip("accelerate")
+    tokenizer = write_tokenizer(tmp_path / "bpe", [TEXT.decode(errors="ignore")])
+    tokenizer.pad_token = tokenizer.eos_token
+    how = {"variant": "e1", "hidden_size": 16, "num_hidden_layers": 1}
+    model = LadderForCausalLM(LadderConfig(**how, vocab_size=len(tokenizer)))
+    assert model.config.eos_token_id is model.config.bos_token_id is None, "30 is a token as any other"
+    arguments = TrainingArguments(str(tmp_path / "hf"), report_to=[], use_cpu=True, disable_tqdm=True, max_steps=1)
+    data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}]
+    Trainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer).train()
+    model.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.config.eos_token_id == tokenizer.eos_token_id
+    assert again.generation_config.eos_token_id in (tokenizer.eos_token_id, [tokenizer.eos_token_id])
+    chosen = LadderForCausalLM(LadderConfig(**how, vocab_size=300, eos_token_id=30))
+    chosen.save_pretrained(tmp_path / "chosen")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "chosen").config.eos_token_id == 30
+
+
 @every_kind
 def test_adapters_train_save_load_and_merge_on_projections_and_on_recurrent_matrices(variant, tmp_path):
     peft = pytest.importorskip("peft")
@@ -147,6 +169,30 @@ def test_an_adapter_that_a_model_holds_is_saved_alone_and_loads_again(tmp_path):
         torch.testing.assert_close(again(PROMPT).logits, model(PROMPT).logits, rtol=1e-5, atol=1e-5)
         model.disable_adapters()
         assert (again(PROMPT).logits - model(PROMPT).logits).abs().max() > 1e-2
+
+
+@every_kind
+def test_each_row_of_a_batch_may_have_another_adapter(variant):
+    """Three rows of three steps: names of adapters fit either axis."""
+    peft = pytest.importorskip("peft")
+    model = tiny(variant, dtype=torch.float32)
+    for p in (p for p in model.parameters() if not p.any()):
+        torch.nn.init.normal_(p, std=0.02)
+    how = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**how), adapter_name="a")
+    adapted.add_adapter("b", peft.LoraConfig(**how))
+    tokens, names = torch.tensor([list(TEXT[at : at + 3]) for at in range(3)]), ["b", "__base__", "a"]
+    adapted.eval()
+    with torch.no_grad():
+        got = adapted(input_ids=tokens, adapter_names=names).logits
+        written = adapted.generate(input_ids=tokens, adapter_names=names, **GREEDY)
+        for row, name in enumerate(names):
+            adapted.set_adapter("a" if row == 1 else name)
+            with adapted.disable_adapter() if row == 1 else contextlib.nullcontext():
+                one = tokens[row : row + 1]
+                torch.testing.assert_close(got[row : row + 1], adapted(one).logits, rtol=1e-4, atol=1e-4)
+                alone = adapted.generate(input_ids=one, **GREEDY)[0]
+            assert torch.equal(written[row, : len(alone)], alone)
 
 
 @pytest.mark.parametrize(("variant", "matrices"), [("e1", ["w_h"]), ("e42", ["w"]), ("e4", ["w_h.u", "w_h.v"])])

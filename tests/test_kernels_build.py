@@ -304,6 +304,17 @@ def test_a_compiler_that_cannot_be_run_is_named(sources, monkeypatch):
             run()
 
 
+def test_a_comma_at_which_nvcc_would_split_a_path_is_told_before_it_runs(sources, monkeypatch):
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: sources / "nvcc")
+    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: pytest.fail("it runs"))
+    odd, plain = sources / "a,b", extension(sources, ".cu")
+    odd.mkdir()
+    moved = dataclasses.replace(plain, include=(sources / "include", odd))
+    for wanted, out, said in ((plain, odd, "set ELMAN_CACHE to another"), (moved, None, "move it to another")):
+        with pytest.raises(KernelError, match=f"^nvcc takes the comma in {odd} for the end of a path: {said} folder$"):
+            build.build(wanted, "sm_90", out)
+
+
 def test_cuda_code_is_cross_built_without_a_gpu(sources):
     need_nvcc()
     made = {build.build(extension(sources, ".cu"), arch, sources / "out") for arch in ("sm_80", "sm_90")}

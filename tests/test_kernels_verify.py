@@ -685,6 +685,17 @@ def test_a_wrong_kernel_makes_the_command_leave_with_5(cache, capsys):
         (["build", "e1", "--arch", "sm_90", "--backend", "host"], 2, "--arch names GPUs"),
         (["build", "nowhere.toml", "--arch", "sm_90"], 2, "there is no recipe nowhere.toml"),
         (["build", "e1@64x2", "--backend", "cpu"], 2, "--backend cpu builds variants, not the model e1@64x2"),
+        (
+            ["build", "e1@64x2", "--arch", "sm_90", "--width", "64"],
+            2,
+            "e1@64x2 says which sizes it launches: leave --width",
+        ),
+        (
+            ["build", "e1", "e1@64x2", "--arch", "sm_90", "--grid", "quick"],
+            2,
+            "leave --grid out, or give it with variants",
+        ),
+        (["build", "e1", "--arch", "sm_90", "--grid", "quick", "--width", "64"], 2, "--grid has sizes of its own"),
         (["build", "e1", "--arch", "sm_90", "--width", "1000"], 5, "multiples of 16"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",

@@ -17,11 +17,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from elman_core.cli import main
 from elman_core.data import Batch, Heldout
-from elman_core.model import byte_tokenizer
+from elman_core.model import LadderLM, byte_tokenizer
 from elman_core.model.checkpoint import load_checkpoint
 from elman_core.model.tokenizer import require_extends, token_bytes, token_texts
 from elman_core.registry import ConfigError, DataError
-from elman_core.training.evaluate import in_tokens
+from elman_core.training.evaluate import in_tokens, on_windows
 from elman_core.training.start import resume, start
 from elman_core.training.text import open_text
 
@@ -114,6 +114,19 @@ def test_a_text_that_says_the_end_of_a_document_goes_on(made):
     ids = in_tokens(Heldout(1, len(text) - 1, lambda _: whole), tokenizer).read(np.zeros(1, np.int64)).tokens[0]
     assert (ids == tokenizer.eos_token_id).sum() == 2, "before the first document and before the second"
     assert tokenizer.decode(ids[1:]).startswith(f"before {tokenizer.eos_token} after")
+
+
+def test_windows_of_bytes_have_their_own_size_whatever_space_a_tokenizer_puts_before_them():
+    model = LadderLM("gru", dim=16, depth=1, vocab_size=len(sentencepiece())).eval()
+    text = np.frombuffer("the  größe\x1e\x1ethere in the lab\n".encode(), np.uint8)
+    text = np.stack([text, np.roll(text, 9), np.roll(text, 13)])  # one begins inside a character, one with a document
+    whole = Batch(text, np.arange(3), np.ones(3, bool))
+    heldout = Heldout(3, text.shape[1] - 1, lambda rows: Batch(text[rows], rows, whole.fresh[rows]))
+    sizes = [len(row[1:].tobytes().decode(errors="ignore").encode()) for row in text]
+    for prepend in ("always", "never"):
+        tokenizer = sentencepiece(prepend=prepend)
+        found = on_windows(model, in_tokens(heldout, tokenizer), 2, sizes=token_bytes(tokenizer))
+        assert found["bytes"] == sum(sizes)
 
 
 def test_a_text_too_short_for_windows_is_scored_as_the_errors_say(made, tmp_path, capsys, monkeypatch):

@@ -40,7 +40,7 @@ def train(
     out: Path | None = typer.Option(None, help="Folder of the run; a new one under runs/ by default."),
     steps: int | None = typer.Option(None, help="Optimizer steps."),
     tokens: int | None = typer.Option(
-        None, min=1, help="Tokens (bytes, without a tokenizer) to train on, instead of steps."
+        None, min=1, help="Tokens (bytes, without a tokenizer) to train on, or places of packed rows, instead of steps."
     ),
     minutes: float | None = typer.Option(None, help="Minutes of training, instead of steps."),
     gpus: Gpus = None,

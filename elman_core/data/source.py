@@ -37,6 +37,7 @@ class Batch:
             and likewise all that follows or none of it.
         starts: (R, T), bool: where documents begin, each read from the initial state; None: where `fresh` says.
         filled: (R,), integers: the inputs at the front of each row that are no filling; None: all.
+        size: bytes of text for which the targets of an evaluation stand; None: as their tokens say.
     """
 
     tokens: Tokens
@@ -46,6 +47,7 @@ class Batch:
     counts: NDArray[np.bool_] | None = None
     starts: NDArray[np.bool_] | None = None
     filled: NDArray[np.integer] | None = None
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Mixture(Source):
 
     def read(self, step: int, rows: Rows) -> Batch:
         which, own = self._drawn(step, rows)
-        whole: dict[str, NDArray[Any]] = {}
+        whole: dict[str, Any] = {}
         for i in np.unique(which):
             here = which == i
             for name, array in self._alike(self.sources[i].batch(step, own[here])).items():

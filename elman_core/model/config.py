@@ -77,7 +77,7 @@ class LadderConfig(PreTrainedConfig):
         use_cache: return the recurrent state.
         max_position_embeddings: recommended evaluation window in tokens, read by evaluation harnesses. Not a limit: the state
             has no notion of position.
-        pad_token_id, bos_token_id, eos_token_id: bytes 0xff (0 in a smaller vocabulary), 0x1e and 0x1e (None, likewise).
+        pad_token_id: byte 0xff (0 in a smaller vocabulary). bos_token_id, eos_token_id: of bytes 0x1e, of other tokens None.
 
     Raises:
         ConfigError: a size that is not an integer from 1 on, more than 4,096 layers, or a keyword that looks like a misspelt
@@ -100,8 +100,8 @@ class LadderConfig(PreTrainedConfig):
     use_cache: bool = True
     max_position_embeddings: int = 2048
     pad_token_id: int | None = 255
-    bos_token_id: int | None = 30
-    eos_token_id: int | list | None = 30
+    bos_token_id: int | None = -1
+    eos_token_id: int | list | None = -1
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = [f.name for f in fields(LadderConfig) if f.name not in {g.name for g in fields(PreTrainedConfig)}]
@@ -120,8 +120,8 @@ class LadderConfig(PreTrainedConfig):
         if self.pad_token_id == 255 >= self.vocab_size:
             self.pad_token_id = 0
         for name in ("bos_token_id", "eos_token_id"):
-            if getattr(self, name) == 30 >= self.vocab_size:
-                setattr(self, name, None)
+            if getattr(self, name) == -1:
+                setattr(self, name, 30 if self.vocab_size == 256 else None)
         super().__post_init__(**kwargs)
 
     @classmethod

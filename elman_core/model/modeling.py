@@ -66,7 +66,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             labels: (B, T), not shifted; -100 or `ignore_index` is ignored. Each real token predicts the next real one: where
                 the mask is 0, a label does not count. `num_items_in_batch` divides the summed loss if given: labels of a
                 whole step behind the first of each row, as Trainer counts them. Without labels the mean is NaN, the gradient 0.
-            logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do.
+            logits_to_keep: how many of the last positions get logits (0: all), or the indices of those that do. If some do, a
+                masked one gets those of the last real one before it, so that `generate()` may follow padding.
             return_loss: `input_ids` is (B, T + 1); predict each of its last T tokens from those before and return the mean
                 cross-entropy in nats alone.
         """
@@ -78,18 +79,15 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             input_ids, use_cache = input_ids[:, :-1], False
             attention_mask = None if attention_mask is None else attention_mask[:, :-1]
         return_dict = self.config.return_dict if return_dict is None else return_dict
-        out = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-            **{k: v for k, v in kwargs.items() if k != "num_items_in_batch"},
-        )
+        given: dict[str, Any] = {k: v for k, v in kwargs.items() if k != "num_items_in_batch"}
+        given |= {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values}
+        given |= {"inputs_embeds": inputs_embeds, "use_cache": use_cache, "output_hidden_states": output_hidden_states}
+        out = self.model(input_ids=input_ids, return_dict=True, **given)
         hidden_BTD = out.last_hidden_state
+        if isinstance(logits_to_keep, int) and attention_mask is not None and 0 < logits_to_keep < hidden_BTD.shape[1]:
+            place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+            real_BT = (attention_mask[:, -len(place_T) :].to(place_T) * place_T).cummax(1).values[:, -logits_to_keep:]
+            hidden_BTD = hidden_BTD[torch.arange(len(real_BT), device=place_T.device)[:, None], real_BT]
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
         loss = None
@@ -190,6 +188,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         if generation_config.prefill_chunk_size is not None:
             if not input_ids.shape[1]:
                 raise ConfigError("prefill_chunk_size divides tokens: leave it out with inputs_embeds")
+            if (mask := model_kwargs["attention_mask"]) is not None and not mask[:, -1].all():
+                raise ConfigError("prefill_chunk_size needs padding on the left: set tokenizer.padding_side = 'left'")
             input_ids = input_ids[:, read:]
             if CACHE == "past_key_values":  # such transformers count the places of a mask from the first chunk on
                 _cut_mask(model_kwargs, input_ids)

@@ -102,9 +102,8 @@ class DenseMixer(WrapperMixer):
     ) -> tuple[Tensor, State]:
         w = self.effective()
         rest = (*self.extras(x_TBI, z_TBI), w, self.vector(state, "h", x_TBI), *flags_TB)
-        projection = self.projection(w)
-        if projection is None:
-            y_TBI, h_BI = self.kernel(self.w_x(x_TBI), *rest)
+        if (projection := self.projection(w)) is None:
+            y_TBI, h_BI = self.kernel(linear(self.w_x, x_TBI, self.time), *rest)
         else:
             v, b = projection
             y_TBI, h_BI = self.kernel(x_TBI, *rest, v=v, b=b, silu=silu)
@@ -154,7 +153,7 @@ class InputGatedMixer(DenseMixer):
         self.register_parameter("b_g", None if self.w_g else nn.Parameter(torch.empty(inner)))
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else linear(self.w_g, x_TBI),)
+        return (x_TBI + self.b_g.to(x_TBI.dtype) if self.w_g is None else linear(self.w_g, x_TBI, self.time),)
 
     def reset_cell(self) -> None:
         super().reset_cell()

@@ -109,7 +109,7 @@ class ElementwiseMixer(FormMixer):
 
     def streams(self, x_TBI: Tensor) -> list[Tensor]:
         """The kernel's inputs at each step; the outputs of the maps unless overridden."""
-        return linears([getattr(self, name) for name in self.form_of(self.config).maps], x_TBI)
+        return linears([getattr(self, name) for name in self.form_of(self.config).maps], x_TBI, self.time)
 
     def cell(
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None

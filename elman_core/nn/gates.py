@@ -57,9 +57,9 @@ class GatesMixer(WrapperMixer):
         self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
         mask_TB, starts_TB = flags_TB
-        names = self.kernel.cell.states
+        names, u_TBI = self.kernel.cell.states, linear(self.w_x, x_TBI, self.time)
         states = [self.vector(state, name, x_TBI) for name in names]
-        y_TBI, *last = self.kernel(linear(self.w_x, x_TBI), self.w_h, None, *states, mask=mask_TB, starts=starts_TB)
+        y_TBI, *last = self.kernel(u_TBI, self.w_h, None, *states, mask=mask_TB, starts=starts_TB)
         return y_TBI, dict(zip(names, last, strict=True))
 
     def backend(self) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from elman_core.kernels.decode import op as decode
 from elman_core.kernels.runtime import invariant_linear
 
+from .functional import time_major
 from .joined import ALIGN, joined, joins, many_rows, padded
 
 
@@ -31,19 +32,19 @@ def is_unhooked(module: nn.Module) -> bool:
     )
 
 
-def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False) -> tuple[Tensor, ...]:
+def columns(module: nn.Module, x: Tensor, width: int, silu: bool = False, time: int = 1) -> tuple[Tensor, ...]:
     """`module(x)` in parts of `width` columns, the first passed through SiLU if asked.
 
     Args:
-        module: an `nn.Linear`, or an adapter's replacement. x: (..., K).
+        module: an `nn.Linear`, or an adapter's replacement. x: (..., K). time: as for `linear`.
     """
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias, activated=width if silu else 0).split(width, -1)
-    first, *others = _plain(module, x).split(width, -1)
+    first, *others = _plain(module, x, time).split(width, -1)
     return (F.silu(first) if silu else first, *others)
 
 
-def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+def linears(modules: Sequence[nn.Module], x: Tensor, time: int = 1) -> list[Tensor]:
     """`[module(x), ...]`; one product for many rows; for few rows, one launch of up to five if no module has a bias, otherwise
     one launch each."""
     bare = [module for module in modules if is_bare(module)]
@@ -54,17 +55,20 @@ def linears(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
             return [y for part in parts for y in decode.linears(x, part)]
         if joins(bare, x):
             return joined(bare, x)
-    return [linear(module, x) for module in modules]
+    return [linear(module, x, time) for module in modules]
 
 
-def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, through the kernel for few rows if it runs."""
+def linear(module: nn.Module, x: Tensor, time: int = 1) -> Tensor:
+    """`module(x)`, through the kernel for few rows if it runs. `time`: the axis of time; if it is 0, an adapter chosen for each
+    row of a batch still sees the batch first."""
     if is_bare(module) and decode.takes(x, module.weight, bias=module.bias):
         return decode.linear(x, module.weight, module.bias)
-    return _plain(module, x)
+    return _plain(module, x, time)
 
 
-def _plain(module: nn.Module, x: Tensor) -> Tensor:
+def _plain(module: nn.Module, x: Tensor, time: int) -> Tensor:
+    if time == 0 and module._forward_pre_hooks:  # by which PEFT passes the names of adapters
+        return time_major(module(x.transpose(0, 1)))
     return invariant_linear(x, module.weight, module.bias) if is_bare(module) else module(x)
 
 

@@ -107,14 +107,14 @@ class WrapperMixer(Mixer):
             x_TBD = time_major(x_BTD)
         silu = self.pre_silu
         early = silu and self.conv is None and x_TBD.shape[self.time] == 1  # then the projection's kernel applies SiLU
-        u_TBI, *gate = columns(self.in_proj, x_TBD, self.inner, silu=early)
+        u_TBI, *gate = columns(self.in_proj, x_TBD, self.inner, early, self.time)
         z_TBI = gate[0] if self.gated else None
         new_state: State = {}
         if self.conv is not None:
             u_TBI, new_state["conv"] = self.conv(u_TBI, None if state is None else state["conv"], mask_TB, starts_TB)
         cell = self.cell_of_silu if silu and not early else self.cell
         y_TBI, cell_state = cell(u_TBI, z_TBI, state, mask_TB, starts_TB)
-        out_TBD = linear(self.out_proj, self.dropout(y_TBI))
+        out_TBD = linear(self.out_proj, self.dropout(y_TBI), self.time)
         return out_TBD if self.time else out_TBD.transpose(0, 1), {**new_state, **cell_state}
 
     def vector(self, state: State | None, name: str, x_TBI: Tensor) -> Tensor:

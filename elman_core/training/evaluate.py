@@ -134,9 +134,10 @@ def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
     eos = tokenizer.eos_token_id
 
     def read(numbers: NDArray[np.int64]) -> Batch:
-        rows = []
+        rows, size = [], 0
         for window in heldout.read(numbers).tokens[:, 1:]:
-            parts = window.tobytes().decode(errors="ignore").split(chr(SEPARATOR))
+            text = window.tobytes().decode(errors="ignore")
+            parts, size = text.split(chr(SEPARATOR)), size + len(text.encode())
             ids = tokenizer(parts, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
             rows.append([eos, *(i for part in ids for i in [*part, eos])][:-1])
         tokens = np.full((len(rows), max(map(len, rows))), eos, dtype=np.uint32)
@@ -144,7 +145,7 @@ def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
         for row, ids in enumerate(rows):
             tokens[row, : len(ids)] = ids
             counts[row, 1 : len(ids)] = True
-        return Batch(tokens, numbers, np.ones(len(rows), bool), counts=counts[:, 1:])
+        return Batch(tokens, numbers, np.ones(len(rows), bool), counts=counts[:, 1:], size=size)
 
     return Heldout(heldout.windows, heldout.length, read)
 
@@ -172,8 +173,8 @@ def _nats(
 
 def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
     """The bytes of text for which the targets of a batch stand, of which `count` count."""
-    if sizes is None:
-        return count
+    if sizes is None or batch.size is not None:
+        return count if batch.size is None else batch.size
     targets = batch.tokens[:, 1:] if batch.targets is None else batch.targets
     return int(sizes[targets if batch.counts is None else targets[batch.counts]].sum())
 

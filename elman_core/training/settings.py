@@ -315,7 +315,7 @@ def with_length(settings: Settings, steps: int | None, minutes: float | None) ->
 
 
 def steps_for_tokens(tokens: int, settings: Settings) -> int:
-    """Optimizer steps that see at least `tokens` bytes."""
+    """Optimizer steps whose rows have room for at least `tokens` tokens; rows of whole documents are not quite full."""
     return math.ceil(tokens / settings.tokens_per_step)
 
 

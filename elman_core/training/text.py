@@ -146,6 +146,8 @@ def open_text(
     windows = sources[0] if len(sources) == 1 else Mixture(sources, weights, train.batch_size, train.seed, streams)
     if data.documents == "reset" and windows.separator is None:
         raise ConfigError("data.documents='reset' needs a token that ends documents, which these data do not have")
+    if data.documents == "pack" and expected is None and not any(part.file for part in parts):
+        raise ConfigError(f"data.documents='pack' packs a file, and {parts[0].value} makes its own rows: leave it out")
     if held and held.file and tokenizer_digest(held.file) != tokenizer_digest(windows):
         raise DataError(f"{held.value} has no tokens of the training text's tokenizer: pack both with the same one")
     if held and held.file and expected is None and held.value in [part.value for part in parts]:

@@ -114,6 +114,8 @@ class GatedDeltaNet(Mixer):
         maps = (self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
         *qkv, g_BTC, a_BTH, b_BTH = linears(maps, x_BTD)
         (q, k, v), window = self.convolved(qkv, state, mask_BT, starts_BT)
+        if mask_BT is not None:  # rates of 0 alone would pass NaN on
+            q, k, v = (torch.where(mask_BT[..., None, None], p, 0) for p in (q, k, v))
         raw = a_BTH, b_BTH
         start = None if state is None else state["S"]
         g_BTHV = g_BTC.unflatten(-1, (self.heads, -1))

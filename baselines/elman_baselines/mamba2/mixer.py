@@ -102,6 +102,8 @@ class Mamba2(Mixer):
         else:
             y_BTC, window = self.conv1d(xbc_BTC, None if state is None else state["conv"], mask_BT, starts_BT)
             xbc_BTC = F.silu(y_BTC)
+            if mask_BT is not None:  # a step of 0 alone would pass NaN on
+                xbc_BTC = torch.where(mask_BT[..., None], xbc_BTC, 0)
         x_BTI, b_BTN, c_BTN = xbc_BTC.split((self.inner, self.config.d_state, self.config.d_state), -1)
         if stepping is not None:
             y_BTI, ssm = self._step(stepping, x_BTI, dt_BTH, a_H, b_BTN, c_BTN, state, mask_BT, starts_BT)

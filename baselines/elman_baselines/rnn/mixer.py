@@ -120,11 +120,12 @@ class RNNMixer(Mixer):
         mask_BT: Tensor | None = None,
         starts_BT: Tensor | None = None,
     ) -> tuple[Tensor, State]:
+        x_BTI = x_BTD if self.in_proj is None else linear(self.in_proj, x_BTD)
         spare = spare_rows(rows := x_BTD.shape[0], x_BTD)
         if spare:
-            x_BTD, mask_BT, starts_BT = with_spare(spare, 0, x_BTD, mask_BT, starts_BT)
+            x_BTI, mask_BT, starts_BT = with_spare(spare, 0, x_BTI, mask_BT, starts_BT)
             state = None if state is None else dict(zip(state, with_spare(spare, 0, *state.values()), strict=True))
-        x_TBI = time_major(x_BTD if self.in_proj is None else linear(self.in_proj, x_BTD))
+        x_TBI = time_major(x_BTI)
         if state is None:
             zero = x_TBI.new_zeros(x_TBI.shape[1], self.inner, dtype=compute_dtype(x_TBI))
             state = dict.fromkeys(self.parts, zero)

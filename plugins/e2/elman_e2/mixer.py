@@ -52,7 +52,7 @@ class E2Mixer(WrapperMixer):
     def cell(self, x_TBI: Tensor, z_TBI: Tensor | None, state: State | None, *flags: Any) -> tuple[Tensor, State]:
         assert z_TBI is not None  # gated
         slots = self.config.slots
-        u = linear(self.w_x, x_TBI)  # (T, B, S I)
+        u = linear(self.w_x, x_TBI, self.time)  # (T, B, S I)
         if self.b is not None:
             u = u.tile(slots) + self.b.to(u.dtype)
         w_SII = self.w_h if self.clip is None else self.clip(self.w_h)

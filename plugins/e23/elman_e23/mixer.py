@@ -52,8 +52,8 @@ class E23Mixer(WrapperMixer):
         initial_NI = x_TBI.new_zeros(self.config.slots, self.inner) if self.tape_0 is None else self.tape_0
         tape_BNI = initial_NI.expand(x_TBI.shape[1], -1, -1) if state is None else state["tape"]
         h_TBI, h_BI, tape_BNI = e23(
-            linear(self.w_x, x_TBI), self.w_h, self.w_w, self.vector(state, "h", x_TBI), tape_BNI.to(kept), initial_NI.to(kept),
-            *flags,
+            linear(self.w_x, x_TBI, self.time), self.w_h, self.w_w, self.vector(state, "h", x_TBI), tape_BNI.to(kept),
+            initial_NI.to(kept), *flags,
         )  # fmt: skip
         return h_TBI * F.silu(z_TBI), {"h": h_BI, "tape": tape_BNI}
 

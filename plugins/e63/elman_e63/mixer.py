@@ -53,13 +53,13 @@ class E63Mixer(DenseMixer):
         _, state, mask_TB, starts_TB = rest
         assert self.u_alpha is not None and self.u_beta is not None  # noqa: PT018
         w = torch.cat([self.w_h, self.u_alpha, self.u_beta])
-        u = torch.cat([linear(self.w_x, x_TBI), *self.extras(x_TBI, None)], -1)
+        u = torch.cat([linear(self.w_x, x_TBI, self.time), *self.extras(x_TBI, None)], -1)
         h0 = self.vector(state, "h", x_TBI)
         h_TBI, h_BI = self.kernel(u, w, None, h0, mask=mask_TB, starts=starts_TB)
         return self_gate(h_TBI), {"h": h_BI}
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(linear(gate, x_TBI) for gate in (self.w_alpha, self.w_beta) if gate is not None)
+        return tuple(linear(gate, x_TBI, self.time) for gate in (self.w_alpha, self.w_beta) if gate is not None)
 
     def reset_cell(self) -> None:
         super().reset_cell()

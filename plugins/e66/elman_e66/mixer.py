@@ -35,7 +35,7 @@ class E66Mixer(DenseMixer):
         return max(config.inner_width(dim) // 4, 16) if config.rank is None else config.rank
 
     def extras(self, x_TBI: Tensor, z_TBI: Tensor | None) -> tuple[Tensor, ...]:
-        return (linear(self.w_alpha, x_TBI),)
+        return (linear(self.w_alpha, x_TBI, self.time),)
 
     def reset_cell(self) -> None:
         super().reset_cell()

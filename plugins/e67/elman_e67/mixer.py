@@ -46,8 +46,8 @@ class E67lrMixer(DenseMixer):
     def cell(  # type: ignore[override]
         self, x_TBI: Tensor, _z: None, state: State | None, *flags_TB: Tensor | None
     ) -> tuple[Tensor, State]:
-        u_TBI, v_TBI, h_BI = linear(self.w_alpha, x_TBI), linear(self.w_x, x_TBI), self.vector(state, "h", x_TBI)
-        y_TBI, h_BI = self.kernel(u_TBI, v_TBI, self.effective(), h_BI, *flags_TB)
+        u_TBI, v_TBI = (linear(each, x_TBI, self.time) for each in (self.w_alpha, self.w_x))
+        y_TBI, h_BI = self.kernel(u_TBI, v_TBI, self.effective(), self.vector(state, "h", x_TBI), *flags_TB)
         return y_TBI, {"h": h_BI}
 
     def reset_cell(self) -> None:

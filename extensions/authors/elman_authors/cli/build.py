@@ -55,6 +55,13 @@ def build(
     models = [name for name in given if _is_model(name)]
     if models and backend != "cuda":
         raise ConfigError(f"--backend {backend} builds variants, not the model {models[0]}")
+    if models and (widths or grid):
+        option = "--width" if widths else "--grid"
+        raise ConfigError(
+            f"{models[0]} says which sizes it launches: leave {option} out, or give it with variants alone"
+        )
+    if widths and grid:
+        raise ConfigError("--grid has sizes of its own: leave --width out")
     wanted = [found for model in models for found in _launched(model, _words(arch), dtypes)]
     rest = [name for name in names or [] if name not in models]
     for spec in chosen_kernels(rest, backend, shared=True) if rest or not models else ():
