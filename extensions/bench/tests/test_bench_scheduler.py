@@ -17,7 +17,7 @@ from elman_bench.jobs import scheduler as scheduler_module
 from elman_bench.jobs.gpus import Look
 from elman_bench.jobs.job import Attempt, Ending, State, write_state
 from elman_bench.jobs.local import attempt_lock, kill_group
-from elman_bench.jobs.locks import is_locked
+from elman_bench.jobs.locks import Lock, is_locked
 from elman_bench.jobs.outcome import ELMAN, figures, final_status, next_command
 from elman_bench.jobs.scheduler import Scheduler, cancel_file
 from fake_gpus import USE_GPU, FakeMonitor
@@ -32,7 +32,7 @@ from scheduler_helpers import (
 )
 from train_helpers import wait_for
 
-from elman_core.registry import CheckpointError, ConfigError
+from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import write_json
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs file locks of POSIX")
@@ -156,6 +156,40 @@ def test_a_damaged_state_is_an_error_before_anything_runs(tmp_path):
     with pytest.raises(CheckpointError, match="remove it to run the job again"):
         schedule(jobs, cpu_executor())
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_whose_state_was_removed_runs_again(tmp_path):
+    job = shell_job(tmp_path, "a", f"echo >> '{tmp_path}/times'")
+    for times in (1, 2):
+        assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+        assert len((tmp_path / "times").read_text()) == times
+        job.state.unlink()
+
+
+def test_a_job_whose_state_was_removed_while_it_runs_is_named_and_the_others_go_on(tmp_path):
+    jobs = [shell_job(tmp_path, "a", "sleep 60"), shell_job(tmp_path, "b", "true")]
+    executor, attempt = cpu_executor(), Attempt()
+    executor.start(jobs[0], executor.slot(jobs[0]), jobs[0].command, attempt, 1)
+    statuses, recorder = schedule(jobs, cpu_executor())
+    assert statuses == {"a": "crashed", "b": "ok"}
+    assert f"a still runs, started by an earlier scheduler (pid {attempt.pid})" in recorder.text()
+    assert kill_group(attempt.pid, attempt.pid_started, signal.SIGKILL)
+
+
+def test_a_job_that_ends_on_a_full_disk_keeps_its_exit_code(tmp_path):
+    # A folder in the place of the exit file cannot be replaced, as a file on a full disk cannot be written.
+    job = shell_job(tmp_path, "a", f"mkdir -p '{tmp_path}/logs/a.1.exit/x'; exit 0")
+    assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+
+
+def test_a_job_whose_lock_takes_no_text_is_watched_all_the_same(tmp_path, monkeypatch):
+    def full(lock, text):
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(Lock, "write", full)
+    job = shell_job(tmp_path, "a", "exit 5")
+    assert schedule([job], cpu_executor())[0] == {"a": "crashed"}
+    assert state(job).attempts[0].exit_code == 5
 
 
 def test_one_job_on_each_gpu_at_a_time(tmp_path, fake):

@@ -14,6 +14,8 @@ import psutil
 
 from elman_core.extension import (
     CheckpointError,
+    ConfigError,
+    StorageError,
     appending,
     read_bytes,
     read_json,
@@ -23,7 +25,7 @@ from elman_core.extension import (
 
 from .gpus import GpuLostError, Nvml
 from .job import PYTHON, Attempt, Ending, Job, Slot
-from .locks import is_locked, lock_soon
+from .locks import holder, is_locked, lock_soon
 from .slots import CpuSlots, GpuSlots
 
 CHILD = (*PYTHON, "-m", "elman_bench.jobs.child")
@@ -68,7 +70,15 @@ class LocalExecutor:
             log.parent.mkdir(parents=True, exist_ok=True)
             job.state.parent.mkdir(parents=True, exist_ok=True)
             output = appending(log)
-        lock = lock_soon(running.lock)
+        try:
+            lock = lock_soon(running.lock)
+        except BlockingIOError as error:  # its state file was removed while it ran
+            raise ConfigError(
+                f"job {job.id} still runs, started by an earlier scheduler (pid {holder(running.lock)}): end that process, "
+                "then run the same command with --again"
+            ) from error
+        with storage_errors(f"cannot remove {running.exit_file}"):
+            running.exit_file.unlink(missing_ok=True)  # of an attempt whose state file was removed
         fds = [lock.fd, *(other.fd for other in self.slots.locks(slot))]
         try:
             running.process = subprocess.Popen(
@@ -84,7 +94,8 @@ class LocalExecutor:
             output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
             write_json(running.exit_file, {"exit_code": 126})
         else:
-            lock.write(f"{running.process.pid}\n")
+            with contextlib.suppress(StorageError):  # the job runs, and the state file says the same
+                lock.write(f"{running.process.pid}\n")
             attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
         finally:
             output.close()
