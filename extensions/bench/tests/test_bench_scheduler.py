@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from elman_bench.jobs import local as local_module
 from elman_bench.jobs import scheduler as scheduler_module
 from elman_bench.jobs.gpus import Look
 from elman_bench.jobs.job import Attempt, Ending, State, write_state
-from elman_bench.jobs.local import attempt_lock, kill_group
+from elman_bench.jobs.local import attempt_lock, kill_group, stop_orphan
 from elman_bench.jobs.locks import Lock, is_locked
 from elman_bench.jobs.outcome import ELMAN, figures, final_status, next_command
 from elman_bench.jobs.scheduler import Scheduler, cancel_file
@@ -518,3 +519,15 @@ def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
+
+
+def test_a_job_is_stopped_also_after_the_clock_was_set(tmp_path, monkeypatch):
+    job = shell_job(tmp_path, "a", f"touch '{tmp_path}/on'; trap 'exit 143' TERM; sleep 60 & wait", timeout=0.1)
+    began = local_module.started_at
+    late = lambda pid: began(pid) and began(pid) + 3600 * (tmp_path / "on").exists()  # noqa: E731
+    monkeypatch.setattr(local_module, "started_at", late)
+    assert schedule([job], cpu_executor(), grace=5)[0] == {"a": "timeout"}
+    executor, attempt = cpu_executor(), Attempt()
+    running = executor.start(job, executor.slot(job), job.command, attempt, 2)
+    assert stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2)
+    wait_for(lambda: executor.poll(running) is not None)

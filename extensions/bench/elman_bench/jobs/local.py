@@ -157,7 +157,8 @@ class LocalExecutor:
         if handle.process is not None and handle.process.poll() is not None and not is_locked(handle.lock):
             return
         if handle.attempt.host == platform.node():  # an attempt on another machine can only be waited for
-            kill_group(handle.attempt.pid, handle.attempt.pid_started, signal.SIGKILL if now else signal.SIGTERM)
+            signum = signal.SIGKILL if now else signal.SIGTERM
+            kill_group(handle.attempt.pid, handle.attempt.pid_started, signum, handle.exit_file)
 
     def release(self, slot: Slot) -> None:
         self.slots.give(slot)
@@ -203,12 +204,17 @@ def started_at(pid: int) -> float | None:
         return None
 
 
-def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
-    """Signal a job's process group, unless another process has its number now. Returns whether the signal was sent."""
+def kill_group(pid: int | None, pid_started: float | None, signum: int, exit_file: Path | None = None) -> bool:
+    """Signal a job's process group, unless another process has its number now. Returns whether the signal was sent.
+
+    Args:
+        exit_file: of the attempt. The process around it names it; when it began seems another time once the clock was set.
+    """
     if pid is None or pid <= 1:  # 0 and -1 would mean this group, and every process
         return False
     began = started_at(pid)
-    if began is not None and pid_started is not None and abs(began - pid_started) > 1:
+    another = began is not None and pid_started is not None and abs(began - pid_started) > 1
+    if another and not (exit_file and _names(pid, exit_file)):
         return False
     try:
         os.killpg(pid, signum)
@@ -217,9 +223,20 @@ def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
     return True
 
 
+def _names(pid: int, path: Path) -> bool:
+    """Whether the command of a process names a file."""
+    try:
+        return str(path) in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+
+
 def stop_orphan(job: Job, attempt: Attempt, number: int) -> bool:
     """Tell an attempt without a scheduler to save and end. Returns whether it was running."""
-    return is_locked(attempt_lock(job, number)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
+    exit_file = job.attempt_log(number).with_suffix(".exit")
+    return is_locked(attempt_lock(job, number)) and kill_group(
+        attempt.pid, attempt.pid_started, signal.SIGTERM, exit_file
+    )
 
 
 def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:
