@@ -183,6 +183,19 @@ def test_a_job_that_ends_on_a_full_disk_keeps_its_exit_code(tmp_path):
     assert schedule([job], cpu_executor())[0] == {"a": "ok"}
 
 
+def test_a_folder_that_is_moved_while_its_jobs_run_is_not_made_again(tmp_path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    jobs = [shell_job(folder, id, f"touch '{tmp_path}/on'; sleep 0.5") for id in "ab"]
+    thread = threading.Thread(target=lambda: wait_for((tmp_path / "on").exists) or folder.rename(tmp_path / "new"))
+    thread.start()
+    with pytest.raises(StorageError, match=r"old was moved or removed .* --out"):
+        schedule(jobs, cpu_executor(1))
+    thread.join()
+    assert not folder.exists()
+    assert [state(shell_job(tmp_path / "new", id, "")).status for id in "ab"] == ["running", "waiting"]
+
+
 def test_a_job_whose_lock_takes_no_text_is_watched_all_the_same(tmp_path, monkeypatch):
     def full(lock, text):
         raise StorageError("no space left")
