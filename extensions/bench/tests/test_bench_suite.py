@@ -336,3 +336,19 @@ def test_a_folder_of_something_else_or_damaged_is_named(tmp_path):
     (tmp_path / "suite.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"suite\.json is damaged"):
         known_jobs(tmp_path)
+    for name, job in (("suite", {"id": "a"}), ("jobs", {"id": "a"}), ("jobs", {"id": "a", "command": []})):
+        (tmp_path / "suite.json").unlink(missing_ok=True)
+        (tmp_path / f"{name}.json").write_text(json.dumps({"jobs": [job]}))
+        with pytest.raises(CheckpointError, match=rf"{name}\.json is not a list of jobs: remove it"):
+            known_jobs(tmp_path)
+
+
+def test_a_folder_holds_a_suite_or_commands(tmp_path):
+    opened(tmp_path)
+    folder, one = Folder(tmp_path / "out"), suite(tmp_path)
+    with pytest.raises(ConfigError, match=r"is the folder of a suite.* choose another --out"):
+        folder.commands({"1": ["true"]}, None, 1)
+    (folder.path / "suite.json").rename(folder.path / "jobs.json")
+    with pytest.raises(ConfigError, match=r"is the folder of commands.* choose another --out"):
+        folder.suite(one, plan(one, TEXT), None, {})
+    folder.close()
