@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import test_bench_suite
-from elman_bench.jobs.job import State, read_state, write_state
+from elman_bench.jobs.job import Attempt, State, read_state, write_state
 from elman_bench.results.runs import read_suite
 from elman_bench.suite import folder as folder_module
 from elman_bench.suite import record as record_module
@@ -266,7 +266,7 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     assert (metrics.broken, list(metrics.columns["step"])) == (0, [*range(4, 249, 4), 250])
     assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
     kept["runs"][final]["state"]["later"] = "a field of a later version"
-    Path("kept.json").write_text(json.dumps({"format": 1, "runs": kept["runs"]}))
+    write_json(Path("kept.json"), {"format": 1, "runs": kept["runs"]})
     assert statuses("later", "--seconds", "0") == (0, ["ok"] * 3)
     outside = [
         {"../../outside": kept["runs"][final]},
@@ -304,6 +304,18 @@ def test_a_file_of_results_with_other_content_is_one_line_and_makes_no_run(tmp_p
         with pytest.raises(CheckpointError, match=r"kept.json .*give another --results"):
             Record(record.file, tmp_path).restore()
         assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_of_results_is_written_again_only_when_a_run_has_ended(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        record_module, "write_json", lambda path, value: written.append(value) or write_json(path, value)
+    )
+    write_json(tmp_path / "suite.json", {"jobs": [{"id": "a", "settings": {}}]})
+    first, again = State("a", "crashed", attempts=[Attempt()]), State("a", "crashed", attempts=[Attempt(), Attempt()])
+    for ended in (State("a", "running"), first, first, again, again):
+        Record(tmp_path / "kept.json", tmp_path).add([ended])
+    assert [len(value["runs"]["a"]["state"]["attempts"]) for value in written] == [1, 2]
 
 
 def test_suites_that_write_into_one_file_at_the_same_moment_lose_no_run(tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ class Record:
         for id, run in runs.items():
             whole = isinstance(run, dict) and all(isinstance(run.get(k), kind) for k, kind in parts.items())
             own = whole and run["job"].get("id") == run["state"].get("id") == id and "settings" in run["job"]
+            own = own and isinstance(run["state"].get("attempts"), list)
             if not own or not all(map(ID.fullmatch, (id, *run["logs"]))):  # they become names of files
                 raise self._damaged(id)
         return runs
@@ -93,17 +94,24 @@ class Record:
 
     def add(self, states: Sequence[State]) -> None:
         """Write the file again if a run has ended since. Raises `StorageError`."""
-        facts = {state.id: dataclasses.asdict(state) for state in states if not state.unfinished}
-        new = [id for id, state in facts.items() if self.runs.get(id, {}).get("state") != state]
+        new = {state.id: state for state in states if not state.unfinished and self._lacks(state)}
         if not new:
             return
         jobs = {job["id"]: job for job in read_listed(self.folder / SUITE)["jobs"]}
-        ended = {id: {"job": jobs[id], "state": facts[id], **_content(self.folder / "runs" / id)} for id in new}
+        ended = {
+            id: {"job": jobs[id], "state": dataclasses.asdict(state), **_content(self.folder / "runs" / id)}
+            for id, state in new.items()
+        }
         with storage_errors(f"cannot make {self.file.parent}"):
             self.file.parent.mkdir(parents=True, exist_ok=True)
         with _alone(self.file.parent):
             self.runs |= self._read() | ended  # another suite may have added some since
             write_json(self.file, {"format": 1, "runs": self.runs})
+
+    def _lacks(self, state: State) -> bool:
+        """Whether the file has not this end of a run: it is asked of all runs several times a second."""
+        kept = self.runs.get(state.id, {}).get("state", {})
+        return (kept.get("status"), len(kept.get("attempts", ()))) != (state.status, len(state.attempts))
 
 
 def _files(kept: dict[str, Any]) -> dict[str, str]:
