@@ -1,5 +1,6 @@
 """`elman bench` and `elman jobs` as a user types them."""
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 from elman_bench.cli.jobs import _commands
 from elman_bench.jobs import gpus, slots
 from elman_bench.jobs.job import State, read_state, write_state
+from elman_bench.suite.folder import Folder
 from fake_gpus import USE_GPU, FakeMonitor
 from train_helpers import metrics, wait_for, write_text
 
@@ -271,6 +273,19 @@ def test_jobs_are_cancelled_from_another_terminal(here, capsys):
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 1, out
     assert {id: state.status for id, state in states(here / "runs/todo").items()} == {"1": "killed", "2": "ok"}
+
+
+def test_cancelling_in_a_folder_that_may_not_be_written_is_one_line(here, capsys, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    folder = Folder(here / "out")
+    folder.commands({"1": ["true"]}, None, 1)
+    monkeypatch.setattr(Path, "touch", refused)
+    code, _, said = run(capsys, "jobs", "cancel", str(here / "out"))
+    folder.close()
+    assert (code, said.count("\n")) == (1, 1)
+    assert "to stop 1: Permission denied" in said
 
 
 def test_a_job_whose_scheduler_is_gone_can_be_cancelled(here, capsys):

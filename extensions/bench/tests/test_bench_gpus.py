@@ -57,6 +57,8 @@ def test_the_users_overrides_are_honoured(arguments, expected):
     [
         ({"gpus": "8"}, "--gpus 8: there is no GPU 8. GPUs here: 0 H, 1 H"),
         ({"gpus": "5-2"}, "there is no GPU 5-2"),
+        ({"gpus": "0-999999999"}, "there is no GPU 8"),
+        ({"gpus": "0-" + "9" * 5000}, "--gpus takes auto, none, numbers such as 0,2-5, or UUIDs"),
         ({"gpus": "all"}, "takes auto, none, numbers such as 0,2-5"),
         ({"gpus": "GPU-"}, "takes auto"),
         ({"avoid": "9"}, "--avoid 9: there is no GPU 9"),

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from elman_bench.jobs import local as local_module
 from elman_bench.jobs import scheduler as scheduler_module
 from elman_bench.jobs.gpus import Look
 from elman_bench.jobs.job import Attempt, Ending, State, write_state
-from elman_bench.jobs.local import attempt_lock, kill_group
-from elman_bench.jobs.locks import is_locked
+from elman_bench.jobs.local import attempt_lock, kill_group, stop_orphan
+from elman_bench.jobs.locks import Lock, is_locked
 from elman_bench.jobs.outcome import ELMAN, figures, final_status, next_command
 from elman_bench.jobs.scheduler import Scheduler, cancel_file
 from fake_gpus import USE_GPU, FakeMonitor
@@ -32,7 +33,7 @@ from scheduler_helpers import (
 )
 from train_helpers import wait_for
 
-from elman_core.registry import CheckpointError, ConfigError
+from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import write_json
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith(("linux", "darwin")), reason="needs file locks of POSIX")
@@ -156,6 +157,53 @@ def test_a_damaged_state_is_an_error_before_anything_runs(tmp_path):
     with pytest.raises(CheckpointError, match="remove it to run the job again"):
         schedule(jobs, cpu_executor())
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_job_whose_state_was_removed_runs_again(tmp_path):
+    job = shell_job(tmp_path, "a", f"echo >> '{tmp_path}/times'")
+    for times in (1, 2):
+        assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+        assert len((tmp_path / "times").read_text()) == times
+        job.state.unlink()
+
+
+def test_a_job_whose_state_was_removed_while_it_runs_is_named_and_the_others_go_on(tmp_path):
+    jobs = [shell_job(tmp_path, "a", "sleep 60"), shell_job(tmp_path, "b", "true")]
+    executor, attempt = cpu_executor(), Attempt()
+    executor.start(jobs[0], executor.slot(jobs[0]), jobs[0].command, attempt, 1)
+    statuses, recorder = schedule(jobs, cpu_executor())
+    assert statuses == {"a": "crashed", "b": "ok"}
+    assert f"a still runs, started by an earlier scheduler (pid {attempt.pid})" in recorder.text()
+    assert kill_group(attempt.pid, attempt.pid_started, signal.SIGKILL)
+
+
+def test_a_job_that_ends_on_a_full_disk_keeps_its_exit_code(tmp_path):
+    # A folder in the place of the exit file cannot be replaced, as a file on a full disk cannot be written.
+    job = shell_job(tmp_path, "a", f"mkdir -p '{tmp_path}/logs/a.1.exit/x'; exit 0")
+    assert schedule([job], cpu_executor())[0] == {"a": "ok"}
+
+
+def test_a_folder_that_is_moved_while_its_jobs_run_is_not_made_again(tmp_path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    jobs = [shell_job(folder, id, f"touch '{tmp_path}/on'; sleep 0.5") for id in "ab"]
+    thread = threading.Thread(target=lambda: wait_for((tmp_path / "on").exists) or folder.rename(tmp_path / "new"))
+    thread.start()
+    with pytest.raises(StorageError, match=r"old was moved or removed .* --out"):
+        schedule(jobs, cpu_executor(1))
+    thread.join()
+    assert not folder.exists()
+    assert [state(shell_job(tmp_path / "new", id, "")).status for id in "ab"] == ["running", "waiting"]
+
+
+def test_a_job_whose_lock_takes_no_text_is_watched_all_the_same(tmp_path, monkeypatch):
+    def full(lock, text):
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(Lock, "write", full)
+    job = shell_job(tmp_path, "a", "exit 5")
+    assert schedule([job], cpu_executor())[0] == {"a": "crashed"}
+    assert state(job).attempts[0].exit_code == 5
 
 
 def test_one_job_on_each_gpu_at_a_time(tmp_path, fake):
@@ -484,3 +532,15 @@ def test_a_process_number_that_passed_to_another_is_not_signalled(tmp_path):
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
+
+
+def test_a_job_is_stopped_also_after_the_clock_was_set(tmp_path, monkeypatch):
+    job = shell_job(tmp_path, "a", f"touch '{tmp_path}/on'; trap 'exit 143' TERM; sleep 60 & wait", timeout=0.1)
+    began = local_module.started_at
+    late = lambda pid: began(pid) and began(pid) + 3600 * (tmp_path / "on").exists()  # noqa: E731
+    monkeypatch.setattr(local_module, "started_at", late)
+    assert schedule([job], cpu_executor(), grace=5)[0] == {"a": "timeout"}
+    executor, attempt = cpu_executor(), Attempt()
+    running = executor.start(job, executor.slot(job), job.command, attempt, 2)
+    assert stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2)
+    wait_for(lambda: executor.poll(running) is not None)

@@ -9,7 +9,7 @@ from elman_bench.jobs.outcome import next_command
 from elman_bench.size import parse_parameters
 from elman_bench.suite import spec as suite_module
 from elman_bench.suite.folder import Folder, known_jobs, recipe
-from elman_bench.suite.plan import Overrides, plan
+from elman_bench.suite.plan import LONGEST, Overrides, plan, split_names
 from elman_bench.suite.spec import find_suite, read_suite, shipped
 
 from elman_core.registry import CheckpointError, ConfigError, PluginError
@@ -127,6 +127,29 @@ def test_names_choose_by_label_by_model_and_by_variant(tmp_path):
         assert [job.model for job in plan(suite(tmp_path, text), Overrides("/t", names, 1)).jobs] == expected
     both = 'models = [{model = "e1@8x1", label = "a"}, {model = "e1:e2@8x1", label = "b"}]\n'
     assert [job.model for job in plan(suite(tmp_path, both), Overrides("/t", ("e1",), 1)).jobs] == ["a", "b"]
+
+
+def test_a_label_with_commas_is_named_as_a_whole(tmp_path):
+    text = 'models = [{model = "e42@8x1", label = "a,b"}, {model = "e1@8x1", label = "b"}, "gru@8x1"]\n'
+    for given, names in (
+        ("a,b", ("a,b",)),
+        ("b, a,b ,gru", ("b", "a,b", "gru")),
+        ("a,gru,,b,", ("a", "gru", "b")),
+        ("", ()),
+    ):
+        assert split_names(suite(tmp_path, text), given) == names
+
+
+def test_an_option_of_one_variant_is_set_from_the_command_line(tmp_path):
+    sets = ("model.options.gru.expansion=[1.0,2.0]",)
+    planned = plan(suite(tmp_path), Overrides("/t", ("e42+gru@16x2",), 1, sets=sets)).jobs
+    assert [job.settings.model.options for job in planned] == [{"gru": {"expansion": e}} for e in (1.0, 2.0)]
+
+
+def test_a_name_too_long_for_a_file_is_refused_with_the_plan(tmp_path):
+    text = TINY.replace('"g"', f'"{"g" * LONGEST}"')
+    with pytest.raises(ConfigError, match="give the model a shorter label"):
+        plan(suite(tmp_path, text), TEXT)
 
 
 def test_a_model_that_is_not_installed_is_listed_with_the_reason(tmp_path):
@@ -313,3 +336,19 @@ def test_a_folder_of_something_else_or_damaged_is_named(tmp_path):
     (tmp_path / "suite.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"suite\.json is damaged"):
         known_jobs(tmp_path)
+    for name, job in (("suite", {"id": "a"}), ("jobs", {"id": "a"}), ("jobs", {"id": "a", "command": []})):
+        (tmp_path / "suite.json").unlink(missing_ok=True)
+        (tmp_path / f"{name}.json").write_text(json.dumps({"jobs": [job]}))
+        with pytest.raises(CheckpointError, match=rf"{name}\.json is not a list of jobs: remove it"):
+            known_jobs(tmp_path)
+
+
+def test_a_folder_holds_a_suite_or_commands(tmp_path):
+    opened(tmp_path)
+    folder, one = Folder(tmp_path / "out"), suite(tmp_path)
+    with pytest.raises(ConfigError, match=r"is the folder of a suite.* choose another --out"):
+        folder.commands({"1": ["true"]}, None, 1)
+    (folder.path / "suite.json").rename(folder.path / "jobs.json")
+    with pytest.raises(ConfigError, match=r"is the folder of commands.* choose another --out"):
+        folder.suite(one, plan(one, TEXT), None, {})
+    folder.close()

@@ -2,14 +2,17 @@
 
 import json
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import test_bench_suite
-from elman_bench.jobs.job import State, read_state, write_state
+from elman_bench.jobs.job import Attempt, State, read_state, write_state
 from elman_bench.results.runs import read_suite
 from elman_bench.suite import folder as folder_module
+from elman_bench.suite import record as record_module
 from elman_bench.suite.record import Record
 from scheduler_helpers import cpu_executor, schedule, shell_job, state
 from test_bench_cli import states
@@ -18,7 +21,8 @@ from train_helpers import write_text
 
 from elman_core.cli import main
 from elman_core.metrics import read_metrics
-from elman_core.registry import ConfigError
+from elman_core.registry import CheckpointError, ConfigError
+from elman_core.storage import read_json, write_json
 from elman_core.training.settings import from_dict, read_recipe
 
 TRIED = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\n[tuning]\ntokens = 64\n'
@@ -262,7 +266,7 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
     assert (metrics.broken, list(metrics.columns["step"])) == (0, [*range(4, 249, 4), 250])
     assert metrics.columns["loss"][-1] == pytest.approx(5 / 250, rel=1e-5)
     kept["runs"][final]["state"]["later"] = "a field of a later version"
-    Path("kept.json").write_text(json.dumps({"format": 1, "runs": kept["runs"]}))
+    write_json(Path("kept.json"), {"format": 1, "runs": kept["runs"]})
     assert statuses("later", "--seconds", "0") == (0, ["ok"] * 3)
     outside = [
         {"../../outside": kept["runs"][final]},
@@ -274,3 +278,59 @@ def test_a_suite_goes_on_from_its_file_of_results_alone(tmp_path, monkeypatch, c
         assert main([*words, "--out", "damaged"]) == 2
         assert "kept.json" in capsys.readouterr().err
     assert not [*tmp_path.rglob("outside*")]
+
+
+def test_a_file_of_results_with_other_content_is_one_line_and_makes_no_run(tmp_path):
+    run = {
+        "job": {"id": "a", "settings": {}},
+        "state": {"id": "a", "status": "ok", "attempts": []},
+        "manifest": {"id": "x"},
+    }
+    run |= {"logs": {}, "evaluations": [], "curve": {"step": "1 2", "loss": "5 4"}}
+    record = Record(tmp_path / "kept.json", tmp_path)
+    for tree in (
+        {"runs": [run]},
+        {"runs": None},
+        {"runs": {"a": run}, "format": 2},
+        {"runs": {"a": {**run, "job": {}}}},
+        {"runs": {"a": {**run, "state": {"id": "b"}}}},
+        {"runs": {"a": {**run, "logs": {"some.jsonl": 3}}}},
+        *(
+            {"runs": {"a": {**run, "curve": curve}}}
+            for curve in ({"loss": "5"}, {"step": "1", "loss": "5 4"}, {"step": "a"})
+        ),
+    ):
+        record.file.write_text(json.dumps(tree))
+        with pytest.raises(CheckpointError, match=r"kept.json .*give another --results"):
+            Record(record.file, tmp_path).restore()
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_of_results_is_written_again_only_when_a_run_has_ended(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        record_module, "write_json", lambda path, value: written.append(value) or write_json(path, value)
+    )
+    write_json(tmp_path / "suite.json", {"jobs": [{"id": "a", "settings": {}}]})
+    first, again = State("a", "crashed", attempts=[Attempt()]), State("a", "crashed", attempts=[Attempt(), Attempt()])
+    for ended in (State("a", "running"), first, first, again, again):
+        Record(tmp_path / "kept.json", tmp_path).add([ended])
+    assert [len(value["runs"]["a"]["state"]["attempts"]) for value in written] == [1, 2]
+
+
+def test_suites_that_write_into_one_file_at_the_same_moment_lose_no_run(tmp_path, monkeypatch):
+    def slow(path, value):
+        time.sleep(0.2)
+        write_json(path, value)
+
+    for id in "ab":
+        (tmp_path / id).mkdir()
+        write_json(tmp_path / id / "suite.json", {"jobs": [{"id": id, "settings": {}}]})
+    monkeypatch.setattr(record_module, "write_json", slow)
+    records = {id: Record(tmp_path / "kept.json", tmp_path / id) for id in "ab"}
+    threads = [threading.Thread(target=record.add, args=([State(id, "ok")],)) for id, record in records.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {*read_json(tmp_path / "kept.json")["runs"]} == {"a", "b"}

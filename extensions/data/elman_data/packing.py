@@ -55,6 +55,9 @@ from .inputs import UNIT, Unit, documents
 BUCKET, BUCKET_BYTES = 1 << 16, 64 << 20
 """Documents and bytes that are merged at a time, about."""
 
+RUN = 1 << 18
+"""Documents of a run at most: short ones take more memory than their bytes."""
+
 KINDS = ("tokens", "mask", "index")
 """The files of a run."""
 
@@ -245,7 +248,7 @@ def do(job: Job) -> dict[str, int]:
                 encoded.tokens = room[size:end]
             some.append(encoded)
             size += encoded.bytes
-            if size >= 2 * UNIT:
+            if size >= 2 * UNIT or len(some) >= RUN:
                 _write_run(job, runs, some, number)
                 number, runs, some, size = number + len(some), runs + 1, [], 0
     except UnicodeEncodeError as error:

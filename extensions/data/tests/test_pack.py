@@ -348,6 +348,17 @@ def test_a_template_that_changes_an_earlier_answer_is_refused():
         encoder.pieces({"messages": said}, "a")
 
 
+def test_many_short_documents_become_several_runs_and_the_same_file(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / "a.jsonl", ({"text": text} for text in TEXTS))
+    held, write = [], packing._write_run
+    monkeypatch.setattr(packing, "_write_run", lambda *given: held.append(len(given[2])) or write(*given))
+    for name, most in (("one", packing.RUN), ("many", 100)):
+        monkeypatch.setattr(packing, "RUN", most)
+        assert main(["data", "pack", str(path), "--out", str(tmp_path / name)]) == 0
+    assert held == [600, *[100] * 6], "memory has no more documents than a run"
+    assert (tmp_path / "many").read_bytes() == (tmp_path / "one").read_bytes()
+
+
 def test_a_document_larger_than_a_run_and_more_units_than_open_files(tmp_path, small_units):
     long = "word " * 2000
     (tmp_path / "a.md").write_text(long)

@@ -48,7 +48,7 @@ def bench(
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """
-    from elman_bench.suite.plan import Overrides
+    from elman_bench.suite.plan import Overrides, split_names
     from elman_bench.suite.spec import find_suite, read_suite
 
     if suite is None:
@@ -57,7 +57,7 @@ def bench(
     chosen = read_suite(find_suite(suite))
     folder = out or Path("runs") / chosen.name
     where = places(on, gpus, avoid, slots)
-    names = tuple(filter(None, (name.strip() for name in (models or "").split(","))))
+    names = split_names(chosen, models or "")
     planned = _plan(chosen, Overrides(_text(data), names, seeds, steps, tokens, minutes, tuple(sets), tuning, strict))
     if dry_run:
         _show(chosen, planned, folder, where.words, again, json)

@@ -120,7 +120,7 @@ def cancel(
     from elman_bench.jobs.local import stop_orphan
     from elman_bench.jobs.scheduler import cancel_file
     from elman_bench.suite.folder import is_held, known_jobs
-    from elman_core.extension import ConfigError, did_you_mean
+    from elman_core.extension import ConfigError, did_you_mean, storage_errors
 
     jobs = {job.id: job for job in known_jobs(folder)}
     for id in ids or ():
@@ -131,8 +131,9 @@ def cancel(
     for job in (jobs[id] for id in ids or jobs):
         state = read_state(job.state, job.id)
         if held and state.unfinished:
-            cancel_file(job).parent.mkdir(parents=True, exist_ok=True)
-            cancel_file(job).touch()
+            with storage_errors(f"cannot ask the scheduler of {folder} to stop {job.id}"):
+                cancel_file(job).parent.mkdir(parents=True, exist_ok=True)
+                cancel_file(job).touch()
             asked += 1
         elif not held and state.status == "running":
             asked += stop_orphan(job, state.attempts[-1], len(state.attempts))

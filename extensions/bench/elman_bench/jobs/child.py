@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from elman_core.extension import write_json
+from elman_core.extension import StorageError, write_json
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE = 5.0
@@ -41,7 +41,12 @@ def main(arguments: list[str]) -> int:
         code = process.wait()
         code = 128 - code if code < 0 else code
         _end_leftovers()
-    write_json(Path(exit_file), {"exit_code": code, "started": started, "ended": time.time()})
+    try:
+        write_json(Path(exit_file), {"exit_code": code, "started": started, "ended": time.time()})
+    except StorageError as error:  # the scheduler, if it is there, gets the code all the same
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{error}\n")
+            sys.stderr.flush()
     return code
 
 

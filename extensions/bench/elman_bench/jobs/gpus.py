@@ -83,11 +83,11 @@ def parse(text: str, found: Sequence[Gpu], flag: str) -> list[Gpu]:
     have = f"GPUs here: {_listed(found)}"
     chosen: list[Gpu] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
-        if span := re.fullmatch(r"(\d+)(?:-(\d+))?", part):
+        if span := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part):
             first, last = int(span[1]), int(span[2] or span[1])
-            missing = [i for i in range(first, last + 1) if i not in by_index]
-            if missing or last < first:
-                raise ConfigError(f"{flag} {text}: there is no GPU {missing[0] if missing else part}. {have}")
+            missing = next((i for i in range(first, last + 1) if i not in by_index), part if last < first else None)
+            if missing is not None:
+                raise ConfigError(f"{flag} {text}: there is no GPU {missing}. {have}")
             chosen += [by_index[i] for i in range(first, last + 1)]
         elif part.lower().startswith("mig-"):
             raise ConfigError(f"{flag} {text}: slices of a GPU (MIG) share its memory bus and are not scheduled")

@@ -14,6 +14,8 @@ import psutil
 
 from elman_core.extension import (
     CheckpointError,
+    ConfigError,
+    StorageError,
     appending,
     read_bytes,
     read_json,
@@ -23,7 +25,7 @@ from elman_core.extension import (
 
 from .gpus import GpuLostError, Nvml
 from .job import PYTHON, Attempt, Ending, Job, Slot
-from .locks import is_locked, lock_soon
+from .locks import holder, is_locked, lock_soon
 from .slots import CpuSlots, GpuSlots
 
 CHILD = (*PYTHON, "-m", "elman_bench.jobs.child")
@@ -68,7 +70,15 @@ class LocalExecutor:
             log.parent.mkdir(parents=True, exist_ok=True)
             job.state.parent.mkdir(parents=True, exist_ok=True)
             output = appending(log)
-        lock = lock_soon(running.lock)
+        try:
+            lock = lock_soon(running.lock)
+        except BlockingIOError as error:  # its state file was removed while it ran
+            raise ConfigError(
+                f"job {job.id} still runs, started by an earlier scheduler (pid {holder(running.lock)}): end that process, "
+                "then run the same command with --again"
+            ) from error
+        with storage_errors(f"cannot remove {running.exit_file}"):
+            running.exit_file.unlink(missing_ok=True)  # of an attempt whose state file was removed
         fds = [lock.fd, *(other.fd for other in self.slots.locks(slot))]
         try:
             running.process = subprocess.Popen(
@@ -84,7 +94,8 @@ class LocalExecutor:
             output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
             write_json(running.exit_file, {"exit_code": 126})
         else:
-            lock.write(f"{running.process.pid}\n")
+            with contextlib.suppress(StorageError):  # the job runs, and the state file says the same
+                lock.write(f"{running.process.pid}\n")
             attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
         finally:
             output.close()
@@ -146,7 +157,8 @@ class LocalExecutor:
         if handle.process is not None and handle.process.poll() is not None and not is_locked(handle.lock):
             return
         if handle.attempt.host == platform.node():  # an attempt on another machine can only be waited for
-            kill_group(handle.attempt.pid, handle.attempt.pid_started, signal.SIGKILL if now else signal.SIGTERM)
+            signum = signal.SIGKILL if now else signal.SIGTERM
+            kill_group(handle.attempt.pid, handle.attempt.pid_started, signum, handle.exit_file)
 
     def release(self, slot: Slot) -> None:
         self.slots.give(slot)
@@ -192,12 +204,17 @@ def started_at(pid: int) -> float | None:
         return None
 
 
-def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
-    """Signal a job's process group, unless another process has its number now. Returns whether the signal was sent."""
+def kill_group(pid: int | None, pid_started: float | None, signum: int, exit_file: Path | None = None) -> bool:
+    """Signal a job's process group, unless another process has its number now. Returns whether the signal was sent.
+
+    Args:
+        exit_file: of the attempt. The process around it names it; when it began seems another time once the clock was set.
+    """
     if pid is None or pid <= 1:  # 0 and -1 would mean this group, and every process
         return False
     began = started_at(pid)
-    if began is not None and pid_started is not None and abs(began - pid_started) > 1:
+    another = began is not None and pid_started is not None and abs(began - pid_started) > 1
+    if another and not (exit_file and _names(pid, exit_file)):
         return False
     try:
         os.killpg(pid, signum)
@@ -206,9 +223,20 @@ def kill_group(pid: int | None, pid_started: float | None, signum: int) -> bool:
     return True
 
 
+def _names(pid: int, path: Path) -> bool:
+    """Whether the command of a process names a file."""
+    try:
+        return str(path) in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+
+
 def stop_orphan(job: Job, attempt: Attempt, number: int) -> bool:
     """Tell an attempt without a scheduler to save and end. Returns whether it was running."""
-    return is_locked(attempt_lock(job, number)) and kill_group(attempt.pid, attempt.pid_started, signal.SIGTERM)
+    exit_file = job.attempt_log(number).with_suffix(".exit")
+    return is_locked(attempt_lock(job, number)) and kill_group(
+        attempt.pid, attempt.pid_started, signal.SIGTERM, exit_file
+    )
 
 
 def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:

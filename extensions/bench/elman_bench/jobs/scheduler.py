@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from elman_core.extension import ConfigError, ElmanError, now
+from elman_core.extension import ConfigError, ElmanError, StorageError, now
 
 from .job import (
     CRASHED,
@@ -99,6 +99,7 @@ class Scheduler:
         self.retried: dict[str, int] = {}
         self.stopping = ""
         self._told = False
+        self._wrote = False  # a state, after which the folder is there
         self._again = again
         self._ask_again = 0.0  # when to ask for a place next
         self._said = -SAY  # when it was said what jobs wait for
@@ -315,6 +316,10 @@ class Scheduler:
         self._write(job)
 
     def _write(self, job: Job) -> None:
+        if self._wrote and not (folder := job.state.parent.parent).is_dir():
+            hint = "run the same command with --out and its new place"
+            raise StorageError(f"{folder} was moved or removed while its jobs ran: {hint}")
+        self._wrote = True
         write_state(job.state, self.states[job.id])
 
 

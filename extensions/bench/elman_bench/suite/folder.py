@@ -71,9 +71,10 @@ class Folder:
         """Write suite.json and the recipes; return the jobs. Runs that the folder already has stay in it.
 
         Raises:
-            ConfigError: the folder has a run of the same name with other settings.
+            ConfigError: the folder has a run of the same name with other settings, or holds commands.
         """
         path = self.path
+        self._holds_no(JOBS, "commands")
         known = read_listed(path / SUITE)
         jobs = {job["id"]: job for job in known.get("jobs", [])}
         require_equal(path, jobs, plan)
@@ -111,8 +112,9 @@ class Folder:
         """Write jobs.json; return the jobs. `commands`: by name.
 
         Raises:
-            ConfigError: the folder has another command of the same name.
+            ConfigError: the folder has another command of the same name, or holds a suite.
         """
+        self._holds_no(SUITE, "a suite")
         known = {job["id"]: job["command"] for job in read_listed(self.path / JOBS).get("jobs", [])}
         for id, command in commands.items():
             if id in known and known[id] != list(command):
@@ -123,6 +125,12 @@ class Folder:
         known |= {id: list(command) for id, command in commands.items()}
         write_json(self.path / JOBS, {"format": 1, "jobs": [{"id": id, "command": c} for id, c in known.items()]})
         return [_job(self.path, id, tuple(c), None, timeout, gpus) for id, c in commands.items()]
+
+    def _holds_no(self, file: str, of: str) -> None:
+        if (self.path / file).exists():
+            raise ConfigError(
+                f"{self.path} is the folder of {of}, which would hide what is added: choose another --out"
+            )
 
 
 def known_jobs(path: Path) -> list[Job]:
@@ -190,10 +198,12 @@ def read_listed(path: Path) -> dict[str, Any]:
     if not isinstance(jobs, list) or not all(
         isinstance(job, dict)
         and isinstance(job.get("id"), str)
-        and all(isinstance(word, str) for word in job.get("command", ()))
+        and isinstance(words := job.get("command", []), list)
+        and all(isinstance(word, str) for word in words)
+        and (isinstance(job.get("settings"), dict) if path.name == SUITE else words)
         for job in jobs
     ):
-        raise CheckpointError(f"{path} is not a list of jobs")
+        raise CheckpointError(f"{path} is not a list of jobs: remove it, then run the same command to make it again")
     return tree
 
 

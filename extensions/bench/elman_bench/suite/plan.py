@@ -37,6 +37,8 @@ from .spec import OPTION, Entry, Suite
 
 MOST = 10_000
 """Runs of a suite. Planning one takes about a millisecond."""
+LONGEST = 200
+"""Characters of a run's name: file systems allow 255 bytes, and its files are called more than that."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,13 @@ class Planned:
     parameters: int
     target: str | None
     trials: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.id) > LONGEST:
+            raise ConfigError(
+                f"the name of a run, {self.id[:40]}…, is {len(self.id)} characters long, and at most {LONGEST} fit into "
+                f"the names of its files: give the model a shorter label"
+            )
 
     @property
     def tokens(self) -> int | None:
@@ -157,6 +166,19 @@ def plan(suite: Suite, overrides: Overrides) -> Plan:
     return Plan(jobs, tuple(skipped))
 
 
+def split_names(suite: Suite, text: str) -> tuple[str, ...]:
+    """The names in `text`, which commas separate. A label or model of the suite may have commas itself."""
+    words = text.split(",")
+    known = {name for entry in suite.models for name in (entry.label, entry.model)}
+    found = []
+    while words:
+        joined = {end: ",".join(words[:end]).strip() for end in range(len(words), 1, -1)}
+        end = next((end for end, name in joined.items() if name in known), 1)
+        found.append(joined.get(end) or words[0].strip())
+        words = words[end:]
+    return tuple(filter(None, found))
+
+
 def chosen(suite: Suite, names: Sequence[str]) -> list[Entry]:
     """The models with these labels or variants; other names are models that join the suite."""
     if not names:
@@ -211,7 +233,8 @@ def _parsed(text: str) -> tuple[str, Any]:
     """Key and value of one `--set`."""
     key = text.partition("=")[0].strip()
     tree: Any = apply_sets({}, [text])
-    for part in key.split(".", 2):
+    table, name, *option = key.split(".", 2)
+    for part in (table, name, *(part for own in option for part in own.rsplit(".", 1))):  # an option of one variant
         tree = tree[part]
     if tree == []:
         raise ConfigError(f"{key} has no values")

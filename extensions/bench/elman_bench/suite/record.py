@@ -6,21 +6,26 @@ and logs, and up to `POINTS` steps of its metrics, with six digits. It has no we
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from elman_bench.jobs.job import ID, State
+from elman_bench.jobs.locks import fcntl
 from elman_bench.results.runs import MANIFEST
 from elman_core.extension import (
     METRICS,
     CheckpointError,
     log_line,
     now,
+    printable,
     read_bytes,
     read_json,
     read_metrics,
+    storage_errors,
     write_json,
     write_text,
 )
@@ -29,6 +34,7 @@ from .folder import SUITE, read_listed
 
 POINTS = 100
 """Most steps of each run that are kept: multiples of a power of two, so that runs of any length share some; and the last."""
+HINT = "; move it away to begin anew, or give another --results"
 CURVE = ("step", "loss", "seconds", "bytes_seen")
 
 
@@ -44,16 +50,28 @@ class Record:
         self.runs = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        runs: dict[str, dict[str, Any]] = read_json(self.file).get("runs", {}) if self.file.exists() else {}
+        try:
+            tree = read_json(self.file) if self.file.exists() else {}
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{HINT}") from error
+        runs = tree.get("runs", {})
+        if not isinstance(runs, dict) or tree.get("format", 1) != 1:
+            raise CheckpointError(f"{self.file} is no file of finished runs of this version{HINT}")
         parts = {"job": dict, "state": dict, "manifest": dict, "logs": dict, "curve": dict, "evaluations": list}
         for id, run in runs.items():
             whole = isinstance(run, dict) and all(isinstance(run.get(k), kind) for k, kind in parts.items())
-            if not whole or not all(map(ID.fullmatch, (id, *run["logs"]))):  # they become names of files
-                raise CheckpointError(f"{self.file} holds no finished run of a suite as {id}")
+            own = whole and run["job"].get("id") == run["state"].get("id") == id and "settings" in run["job"]
+            own = own and isinstance(run["state"].get("attempts"), list)
+            if not own or not all(map(ID.fullmatch, (id, *run["logs"]))):  # they become names of files
+                raise self._damaged(id)
         return runs
 
+    def _damaged(self, id: str) -> CheckpointError:
+        return CheckpointError(f"{self.file} holds no finished run of a suite as {printable(id)}{HINT}")
+
     def restore(self) -> None:
-        """Write the runs of the file into the folder, without those that it has, in whatever state. Raises `StorageError`."""
+        """Write the runs of the file into the folder, without those that it has, in whatever state. Raises `StorageError` and,
+        for a run that is damaged, `CheckpointError`."""
         suite = read_listed(self.folder / SUITE) or {"format": 1, "created": now(), "jobs": []}
         jobs = {job["id"]: job for job in suite["jobs"]}
         for id, kept in self.runs.items():
@@ -61,13 +79,13 @@ class Record:
             if run.exists() or state.exists():
                 continue
             if manifest := kept["manifest"]:
+                try:
+                    files = _files(kept)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    raise self._damaged(id) from error
                 run.mkdir(parents=True)
-                columns = {k: map(float, values.split()) for k, values in kept["curve"].items()}
-                steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-                lines = [{"kind": "step", **step, "step": int(step["step"])} for step in steps] + kept["evaluations"]
-                metrics = [log_line(line, manifest.get("id", "")) for line in lines]
-                for name, texts in {**kept["logs"], METRICS: metrics}.items():
-                    write_text(run / name, "".join(f"{text}\n" for text in texts))
+                for name, text in files.items():
+                    write_text(run / name, text)
                 write_json(run / MANIFEST, manifest)
             state.parent.mkdir(parents=True, exist_ok=True)
             write_json(state, kept["state"])
@@ -76,16 +94,47 @@ class Record:
 
     def add(self, states: Sequence[State]) -> None:
         """Write the file again if a run has ended since. Raises `StorageError`."""
-        facts = {state.id: dataclasses.asdict(state) for state in states if not state.unfinished}
-        new = [id for id, state in facts.items() if self.runs.get(id, {}).get("state") != state]
+        new = {state.id: state for state in states if not state.unfinished and self._lacks(state)}
         if not new:
             return
         jobs = {job["id"]: job for job in read_listed(self.folder / SUITE)["jobs"]}
-        self.runs |= self._read()  # another suite may have added some since
-        for id in new:
-            self.runs[id] = {"job": jobs[id], "state": facts[id], **_content(self.folder / "runs" / id)}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.file, {"format": 1, "runs": self.runs})
+        ended = {
+            id: {"job": jobs[id], "state": dataclasses.asdict(state), **_content(self.folder / "runs" / id)}
+            for id, state in new.items()
+        }
+        with storage_errors(f"cannot make {self.file.parent}"):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(self.file.parent):
+            self.runs |= self._read() | ended  # another suite may have added some since
+            write_json(self.file, {"format": 1, "runs": self.runs})
+
+    def _lacks(self, state: State) -> bool:
+        """Whether the file has not this end of a run: it is asked of all runs several times a second."""
+        kept = self.runs.get(state.id, {}).get("state", {})
+        return (kept.get("status"), len(kept.get("attempts", ()))) != (state.status, len(state.attempts))
+
+
+def _files(kept: dict[str, Any]) -> dict[str, str]:
+    """The logs of a run of the file, by name."""
+    columns = {k: map(float, values.split()) for k, values in kept["curve"].items()}
+    steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    lines = [{"kind": "step", **step, "step": int(step["step"])} for step in steps] + kept["evaluations"]
+    metrics = [log_line(line, kept["manifest"].get("id", "")) for line in lines]
+    return {name: "".join(text + "\n" for text in texts) for name, texts in {**kept["logs"], METRICS: metrics}.items()}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other suites from writing their runs into a file of this folder, where the file system has such locks."""
+    with storage_errors(f"cannot open {folder}"):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _content(run: Path) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def suite(
 
     The same command resumes interrupted runs; finished runs are never repeated.
     """
-    from elman_bench.suite.plan import Overrides
+    from elman_bench.suite.plan import Overrides, split_names
 
     from elman_tasks import suite as suites
 
@@ -119,7 +119,7 @@ def suite(
         return
     chosen, listed, tree = suites.read_suite(name)
     folder, where = out or Path("runs") / chosen.name, places("local", gpus, avoid, slots, share)
-    names = tuple(filter(None, (models or "").split(",")))
+    names = split_names(chosen, models or "")
     listed = [task for only in tasks.split() for task in suites.named(only, listed)] if tasks else listed
     changes = Overrides("", names, seeds, steps, sets=tuple(sets))
     planned = suites.plan_tasks(chosen, listed, tree, changes)
