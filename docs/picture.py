@@ -25,7 +25,7 @@ def draw(readme: str) -> str:
     """The picture of the table in README's text."""
     points = [(name, float(bits), 1e3 * int(speed.replace(",", ""))) for name, bits, speed in ROW.findall(readme)]
     left, right = 1e5 * (min(x for *_, x in points) // 1e5 - 1), 1e5 * (max(x for *_, x in points) // 1e5 + 2)
-    low, high = (round(edge(y for _, y, _ in points) + margin, 2) for edge, margin in ((min, -0.006), (max, 0.01)))
+    low, high = (round(edge(y for _, y, _ in points) + margin, 2) for edge, margin in ((min, -0.024), (max, 0.01)))
 
     def across(x: float) -> float:
         return round(LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT), 1)
@@ -48,14 +48,22 @@ def draw(readme: str) -> str:
     taken = [(across(speed), up(bits), 14.0) for _, bits, speed in points]
     for name, bits, speed in points:
         x, y, label = across(speed), up(bits), name.partition("@")[0]
-        ours = not name.startswith(BASELINES)
+        label = re.sub(r":\w+(\*\d)?", "", label) if "+" in label else label
+        ours = not name.startswith(BASELINES) or "+" in name
         kind = f'circle class="ours" cx="{x}" cy="{y}" r="6"'
         if not ours:
             kind = f'rect class="baseline" x="{x - 5.5}" y="{y - 5.5}" width="11" height="11"'
         wide = 8.6 * len(label)
         beside = 13 + wide / 2
         # Beside, above or below its point: the first place where no point and no label is.
-        places = [(x + beside, y), (x - beside, y), (x, y - 16), (x, y + 16)]
+        places = [
+            (x + beside, y),
+            (x - beside, y),
+            (x, y - 16),
+            (x - beside, y + 16),
+            (x + beside, y + 16),
+            (x, y + 16),
+        ]
         free = [place for place in places if not any(_meet(*place, wide, *other) for other in taken)]
         middle, height = (free or places)[0]
         taken.append((middle, height, wide))
