@@ -242,8 +242,10 @@ def tests_of(folder: Path) -> tuple[int, str]:
     if done.returncode:
         kinds = ("FAILED", "ERROR"), "E ", "INTERNALERROR>"  # the last line of an error in pytest itself says why
         failed, why, inside = ([line for line in lines if line.startswith(kind)] for kind in kinds)
-        failed = list({line.partition(" - ")[2] or line.partition("[")[0]: line for line in reversed(failed)}.values())
-        failed, numbers = failed[::-1], r"\b[A-Za-z]=\d.*?(: |\)|$)|-?\d[\d.e+-]*"  # each test and each reason once
+        # Each reason and each test once: pytest leaves reasons out of long lines, unless it runs in CI.
+        once = {line.partition(" - ")[2] or line: line for line in reversed(failed)}.values()
+        failed = list({re.split(r"\[| - ", line)[0]: line for line in once}.values())[::-1]
+        numbers = r"\b[A-Za-z]=\d.*?(: |\)|$)|-?\d[\d.e+-]*"
         why = [line for line in reversed(why) if re.match(r"E +[\w.]+: ", line)] or why[::-1]
         why = list({re.sub(numbers, "", line).lstrip("E "): line for line in why}.values())[::-1]
         lines = [*failed[:8], *why[:8], *inside[-1:], lines[-1]]

@@ -51,7 +51,7 @@ def test_check_runs_a_plugins_own_tests(tmp_path: Path) -> None:
     cases += f"def test_{'case' * 9}(i): raise OSError(f'{{i}}: error {{hash(i)}}')\n"
     test.write_text(f"{cases}def test_other(): raise ValueError('1')\n")
     code, said = checks.tests_of(tmp_path)
-    assert (code, said.count("FAILED"), said.count(" OSError: T="), said.count("7 failed")) == (1, 2, 1, 1), said
+    assert (code, said.count("FAILED"), said.count("E   OSError: T="), said.count("7 failed")) == (1, 2, 1, 1), said
 
 
 def test_the_lines_that_say_the_equation_are_named(tmp_path: Path) -> None:
