@@ -85,6 +85,11 @@ def test_logits_to_keep_keeps_the_last_or_the_named_positions():
     full = model(TOKENS).logits
     for keep, expected in ((2, full[:, -2:]), (torch.tensor([1, 4]), full[:, [1, 4]])):
         torch.testing.assert_close(model(TOKENS, logits_to_keep=keep).logits, expected, rtol=1e-13, atol=1e-13)
+    padded = torch.ones(TOKENS.shape)
+    padded[0, -2:] = 0  # what is real may be any number but 0
+    for mask in (padded, padded.bool(), padded * 3, -padded, padded / 2):
+        kept = model(TOKENS, attention_mask=mask, logits_to_keep=1).logits[:, 0]
+        torch.testing.assert_close(kept, torch.stack([full[0, -3], *full[1:, -1]]), rtol=1e-13, atol=1e-13)
 
 
 def test_hidden_states_are_the_stream_before_each_layer_and_the_final_norm():

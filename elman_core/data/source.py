@@ -173,7 +173,7 @@ class Mixture(Source):
         # A recorded step needs arrays of the same kinds in every batch, whichever sources its rows come from.
         first = [s.read(0, np.arange(1)) for s in sources]
         self.dtype = np.result_type(*(a.dtype for b in first for a in (b.tokens, b.targets) if a is not None))
-        names = ("targets", "counts", "starts", "filled")
+        names = ("targets", "counts", "starts", "filled", "fresh", "offsets")
         self.given = {name for name in names if any(getattr(b, name) is not None for b in first)}
 
     def read(self, step: int, rows: Rows) -> Batch:
@@ -193,9 +193,8 @@ class Mixture(Source):
             "starts": (np.arange(self.length) == 0) & batch.fresh[:, None],
         }  # fmt: skip
         arrays = {name: absent[name] if (a := getattr(batch, name)) is None else a for name in self.given}
-        arrays |= {"tokens": batch.tokens[:, : self.length + ("targets" not in arrays)], "fresh": batch.fresh}
-        own = {name: a.astype(self.dtype) if name in ("tokens", "targets") else a for name, a in arrays.items()}
-        return own | {"offsets": batch.offsets}
+        arrays["tokens"] = batch.tokens[:, : self.length + ("targets" not in arrays)]
+        return {name: a.astype(self.dtype) if name in ("tokens", "targets") else a for name, a in arrays.items()}
 
     def _drawn(self, step: int, rows: Rows) -> tuple[Rows, Rows]:
         """The source of each row, and its number there."""

@@ -85,9 +85,10 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         out = self.model(input_ids=input_ids, return_dict=True, **given)
         hidden_BTD = out.last_hidden_state
         if isinstance(logits_to_keep, int) and attention_mask is not None and 0 < logits_to_keep < hidden_BTD.shape[1]:
-            place_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-            real_BT = (attention_mask[:, -len(place_T) :].to(place_T) * place_T).cummax(1).values[:, -logits_to_keep:]
-            hidden_BTD = hidden_BTD[torch.arange(len(real_BT), device=place_T.device)[:, None], real_BT]
+            steps, device = hidden_BTD.shape[1], hidden_BTD.device
+            real_BT = attention_mask[:, -steps:].to(device, torch.bool) * torch.arange(steps, device=device)
+            row_B1 = torch.arange(len(real_BT), device=device)[:, None]
+            hidden_BTD = hidden_BTD[row_B1, real_BT.cummax(1).values[:, -logits_to_keep:]]
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
         loss = None
