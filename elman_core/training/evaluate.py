@@ -35,8 +35,7 @@ def on_mixture(model: Any, heldout: Sequence[tuple[float, Heldout]], rows: int, 
     loss = sum(weight * one["loss"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
     bits = sum(weight * one["bits_per_byte"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
     counts: dict[str, Any] = {name: sum(one[name] for one in each) for name in ("bytes", "tokens") if name in each[0]}
-    result: dict[str, Any] = {"loss": loss, "bits_per_byte": bits, **counts}
-    return result | {"sources": [one["bits_per_byte"] for one in each]}
+    return {"loss": loss, "bits_per_byte": bits, **counts, "sources": [one["bits_per_byte"] for one in each]}
 
 
 def on_windows(

@@ -166,9 +166,7 @@ def open_parts(data: DataSettings) -> tuple[list[Part], Part | None]:
     values = [data.path] if isinstance(data.path, str) else data.path
     if not values or not all(isinstance(value, str) and value for value in values):
         raise DataError("no training text: give one with --data FILE")
-    parts = [Part(value) for value in values]
-    held = Part(data.heldout_file) if data.heldout_file else None
-    return parts, held
+    return [Part(value) for value in values], Part(data.heldout_file) if data.heldout_file else None
 
 
 def open_heldout(

@@ -118,8 +118,7 @@ class MatrixCell(Cell):
         """Raises ConfigError for maps of inputs that the cell does not have."""
         if not isinstance(maps, Maps):
             raise ConfigError(f"{self.name}: maps are Maps(silu=…, normalised=…, scalars=…), not {maps!r}")
-        known = {"silu": ("q", "k", *self.lines), "normalised": ("q", "k")}
-        for where, names in known.items():
+        for where, names in (("silu", ("q", "k", *self.lines)), ("normalised", ("q", "k"))):
             if wrong := [n for n in getattr(maps, where) if n not in names]:
                 raise ConfigError(f"{self.name}: maps.{where} has {', '.join(names)}, not {wrong[0]!r}")
         kinds = [k for i, k in enumerate(maps.scalars) if k not in KINDS or (k == "mamba" and i > 0)]
