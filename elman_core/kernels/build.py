@@ -362,10 +362,13 @@ def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) 
 def _compile(extension: Extension, arch: str, target: Path) -> None:
     compiler = toolchain.find_nvcc() if extension.is_cuda else toolchain.find_host_compiler()
     includes = [*extension.include, *(toolchain.python_include_dirs() if extension.python else ())]
-    includes, libraries = includes + toolchain.pip_dirs(compiler, "include"), toolchain.pip_dirs(compiler, "lib")
-    if extension.is_cuda and (odd := [str(folder) for folder in (target.parent, *includes) if "," in str(folder)]):
-        how = "set ELMAN_CACHE to another folder" if odd[0] == str(target.parent) else "move it to another folder"
-        raise KernelError(f"nvcc takes the comma in {odd[0]} for the end of a path: {how}")
+    libraries: list[Path] = []
+    if extension.is_cuda:
+        includes += toolchain.pip_dirs(compiler, "include")
+        libraries = toolchain.pip_dirs(compiler, "lib")
+        if odd := [str(folder) for folder in (target.parent, *includes) if "," in str(folder)]:
+            how = "set ELMAN_CACHE to another folder" if odd[0] == str(target.parent) else "move it to another folder"
+            raise KernelError(f"nvcc takes the comma in {odd[0]} for the end of a path: {how}")
     command = [str(compiler), *extension.flags(arch)]
     if extension.header is not None:
         command.append(f'-DELMAN_CELL_HEADER="{extension.header.resolve()}"')

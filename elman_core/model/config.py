@@ -119,8 +119,9 @@ class LadderConfig(PreTrainedConfig):
             raise ConfigError(f"eos_token_id must be a token or a list of tokens, not {self.eos_token_id!r}")
         if self.pad_token_id == 255 >= self.vocab_size:
             self.pad_token_id = 0
-        for name in [name for name in ("bos_token_id", "eos_token_id") if getattr(self, name) == -1]:
-            setattr(self, name, 30 if self.vocab_size == 256 else None)
+        for name in ("bos_token_id", "eos_token_id"):
+            if getattr(self, name) == -1:
+                setattr(self, name, 30 if self.vocab_size == 256 else None)
         super().__post_init__(**kwargs)
 
     @classmethod

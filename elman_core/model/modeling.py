@@ -79,10 +79,17 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             input_ids, use_cache = input_ids[:, :-1], False
             attention_mask = None if attention_mask is None else attention_mask[:, :-1]
         return_dict = self.config.return_dict if return_dict is None else return_dict
-        given: dict[str, Any] = {k: v for k, v in kwargs.items() if k != "num_items_in_batch"}
-        given |= {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values}
-        given |= {"inputs_embeds": inputs_embeds, "use_cache": use_cache, "output_hidden_states": output_hidden_states}
-        out = self.model(input_ids=input_ids, return_dict=True, **given)
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **{k: v for k, v in kwargs.items() if k != "num_items_in_batch"},
+        )
         hidden_BTD = out.last_hidden_state
         if isinstance(logits_to_keep, int) and attention_mask is not None and 0 < logits_to_keep < hidden_BTD.shape[1]:
             steps, device = hidden_BTD.shape[1], hidden_BTD.device

@@ -172,8 +172,10 @@ def _nats(
 
 def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
     """The bytes of text for which the targets of a batch stand, of which `count` count."""
-    if sizes is None or batch.size is not None:
-        return count if batch.size is None else batch.size
+    if batch.size is not None:
+        return batch.size
+    if sizes is None:
+        return count
     targets = batch.tokens[:, 1:] if batch.targets is None else batch.targets
     return int(sizes[targets if batch.counts is None else targets[batch.counts]].sum())
 

@@ -189,9 +189,10 @@ def kernel_checks(specs: Sequence[Any]) -> Iterator[tuple[str, str | None]]:
             if "host" in spec.targets:
                 on_cpu = verify_kernel(spec, "host", grids.cases(spec, "host")[:3], opcheck=False)
                 header = spec.extension("cuda").header
-                right = f"; its build for the CPU is right, so look at {_for_gpus_alone(header)}"
-                too = right if on_cpu.passed else f"; its build for the CPU: {next(iter(failures(on_cpu)))}"
-                wrong += too + ("" if on_cpu.passed else _denied(header))
+                if on_cpu.passed:
+                    wrong += f"; its build for the CPU is right, so look at {_for_gpus_alone(header)}"
+                else:
+                    wrong += f"; its build for the CPU: {next(iter(failures(on_cpu)))}{_denied(header)}"
             raise KernelError(wrong)
 
     no_host, no_nvcc = error_of(find_host_compiler), error_of(find_nvcc)

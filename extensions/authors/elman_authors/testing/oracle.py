@@ -124,9 +124,9 @@ class Form:
 
 
 def _returned(function: str, given: Any, *parts: str) -> Any:
-    got = f"{len(given)} parts" if isinstance(given, tuple) else f"a {type(given).__name__}"
-    assert isinstance(given, tuple), f"{function} must return ({', '.join(parts)}), not {got}"
-    assert len(given) == len(parts), f"{function} must return ({', '.join(parts)}), not {got}"
+    made = len(given) if isinstance(given, tuple) else 0
+    got = f"{made} parts" if made else f"a {type(given).__name__}"
+    assert made == len(parts), f"{function} must return ({', '.join(parts)}), not {got}"
     return given
 
 
