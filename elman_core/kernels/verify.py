@@ -25,7 +25,7 @@ import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -207,11 +207,14 @@ def verify(
 
 def modules_of(spec: KernelSpec, target: str, cases: Sequence[Case]) -> list[Extension]:
     """What the cases compile, each once. A case that is not supported reports that itself."""
+    if spec.module is None:
+        return []
+    module: Any = spec.module
     found: dict[Extension, None] = {}
-    for case in cases if spec.module is not None else ():
+    for case in cases:
         with contextlib.suppress(KernelError):
-            made = cast(Any, spec.module)("cuda" if target == "emulated" else target, case)
-            found[build.emulated(made) if target == "emulated" else made] = None
+            made = build.emulated(module("cuda", case)) if target == "emulated" else module(target, case)
+            found[made] = None
     return list(found)
 
 
@@ -249,11 +252,14 @@ def _draw(
 ) -> tuple[Inputs, Outputs, Outputs]:
     """Inputs, where outputs are visible, and the incoming gradient of each output: 0 where it is not visible."""
     inputs = {k: None if x is None else x.to(device) for k, x in spec.make_inputs(case, generator).items()}
-    visible, incoming = spec.visible(inputs), {}
-    for name, x in (spec.call("reference", inputs, case.options) if spec.differentiable else {}).items():
+    visible = spec.visible(inputs)
+    if not spec.differentiable:
+        return inputs, visible, {}
+    incoming = {}
+    for name, x in spec.call("reference", inputs, case.options).items():
         dtype = compute_dtype(case.dtype) if name in spec.states else case.dtype
         drawn = torch.randn(x.shape, generator=generator).to(x.device).to(dtype)
-        incoming[name] = torch.where(visible[name], drawn, 0.0) if name in visible else drawn
+        incoming[name] = _shown(drawn, visible.get(name))
     return inputs, visible, incoming
 
 
@@ -262,19 +268,16 @@ def _run(spec: KernelSpec, case: Case, backend: str, given: Inputs, gradients: O
     if not spec.differentiable:
         with torch.no_grad():
             return spec.call(backend, given, case.options)
-    leaves = {
-        k: x.detach().requires_grad_() if x is not None and x.is_floating_point() else x for k, x in given.items()
-    }
-    outputs = spec.call(backend, leaves, case.options)
+    leaves = {k: x.detach().requires_grad_() for k, x in _floats(given).items()}
+    outputs = spec.call(backend, given | leaves, case.options)
     wanted = [k for k in outputs if not (case.bare and k in spec.states)]
-    named = {k: x for k, x in leaves.items() if x is not None and x.requires_grad}
     made = torch.autograd.grad(
         [outputs[k] for k in wanted],
-        list(named.values()),
+        list(leaves.values()),
         [gradients[k].to(outputs[k].dtype) for k in wanted],
         materialize_grads=True,  # of a flag among the inputs: 0
     )
-    return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(named, made, strict=True)}
+    return {k: x.detach() for k, x in outputs.items()} | {f"d {k}": g for k, g in zip(leaves, made, strict=True)}
 
 
 def _check_finite(dtype: torch.dtype, found: Outputs, visible: Outputs) -> None:
@@ -290,18 +293,22 @@ def _check_finite(dtype: torch.dtype, found: Outputs, visible: Outputs) -> None:
 def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: Errors, recorded: bool) -> Inputs:
     device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
-    draw, run = partial(_draw, spec, case, generator, device), partial(_run, spec, case)
+    draw = partial(_draw, spec, case, generator, device)
+    run = partial(_run, spec, case)
     inputs, visible, incoming = draw()
     truth = run("reference", _wide(inputs), _wide(incoming))
     same = run(spec.rounded, inputs, incoming)
     _check_finite(torch.float64, truth, visible)
     _check_finite(case.dtype, same, visible)
-    given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()} if case.strided else inputs
-    arriving = {k: _with_gaps(g) for k, g in incoming.items()} if case.strided else incoming
+    given, arriving = inputs, incoming
+    if case.strided:
+        given = {k: None if x is None else _with_gaps(x) for k, x in inputs.items()}
+        arriving = {k: _with_gaps(g) for k, g in incoming.items()}
     handed = {**given, **{f"gradient of {k}": g for k, g in arriving.items()}}
     before = {k: x.clone() for k, x in handed.items() if x is not None}
     with _poisoned():
-        first, second = (run(target, given, arriving) for _ in range(2))
+        first = run(target, given, arriving)
+        second = run(target, given, arriving)
     if device.type == "cuda":
         torch.cuda.synchronize()
     spec.after(device)
@@ -310,29 +317,24 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
             report.faults.append(f"{case}: the {name} that was handed in has been changed")
     scale = max(_size(x) for x in (*truth.values(), *incoming.values()))
 
-    def compare(name: str, known: Errors, *more: Any) -> Row:
-        return _compare(case, name, first, same, truth, visible.get(name), known, scale, *more)
+    def compare(name: str, known: Errors, allowed: _Allowed) -> Row:
+        return _compare(case, name, first[name], same[name], truth[name], visible.get(name), scale, known, allowed)
 
-    rows = {name: compare(name, known) for name in truth}
-    wrong = [n for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()]
-    moved, norms, shifts = dict.fromkeys(truth, torch.zeros((), device=device)), *torch.zeros(2, 1, len(wrong))
-    kink, again = 0.0, run("reference", _wide(inputs), _wide(incoming)) if wrong or not report.cases else truth
-    if any(_size(_shown(again[n].double() - x.double(), visible.get(n))) > FLOAT64_LIMIT * scale for n, x in truth.items()):
+    rows = {name: compare(name, known, _Allowed()) for name in truth}
+    wrong = [name for name, row in rows.items() if not row.passed and torch.isfinite(first[name]).all()]
+    allowed: dict[str, _Allowed] = {}
+    if (wrong or not report.cases) and _differs(
+        run("reference", _wide(inputs), _wide(incoming)), truth, visible, scale
+    ):
         report.faults.append(f"{case}: the reference differs between two identical calls: it must draw no numbers")
     elif wrong and case.dtype != torch.float64 and spec.differentiable:
-        gaps = []
-        for inexact in _nudged(_wide(inputs), case.dtype, generator):
-            again = run("reference", inexact, _wide(incoming))
-            gap = {n: _shown((again[n] - x).abs(), visible.get(n)) for n, x in truth.items()}
-            moved = {n: torch.maximum(most, gap[n]) for n, most in moved.items()}
-            gaps.append([gap[n].norm().item() for n in wrong])
-        shifts = torch.tensor(gaps)
-        kink = max(_jumps(moved[n], _shown(x, visible.get(n))).double().mean().item() for n, x in truth.items())
-        others = ((seen, run("reference", _wide(x), _wide(g))) for x, seen, g in (draw() for _ in range(DRAWS)))
-        norms = torch.tensor([[_shown(x[n], seen.get(n)).norm().item() for n in wrong] for seen, x in others])
-    for n, usual, shift in zip(wrong, norms.median(0).values.tolist(), shifts.amax(0).tolist(), strict=True):
-        rows[n] = compare(n, known if recorded else {}, moved[n], usual, kink, shift)
-    if not all(rows[n].passed for n in wrong):
+        nudged = (run("reference", x, _wide(incoming)) for x in _nudged(_wide(inputs), case.dtype, generator))
+        kinks = _kinks(truth, visible, nudged)
+        norms = _usual_norms(run, draw, wrong)
+        allowed = {name: replace(kinks[name], norm=norms[name]) for name in wrong}
+    for name in wrong:
+        rows[name] = compare(name, known if recorded else {}, allowed.get(name, _Allowed()))
+    if not all(rows[name].passed for name in wrong):
         _vote(spec, target, case, report, {n: first[n] for n in wrong}, rows, lambda other: run(other, given, arriving))
     report.rows += rows.values()
     for name in truth:
@@ -344,9 +346,43 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     return inputs
 
 
+def _differs(again: Outputs, truth: Outputs, visible: Outputs, scale: float) -> bool:
+    """Whether a second call of the reference gave other numbers."""
+    gaps = (_shown(again[name].double() - x.double(), visible.get(name)) for name, x in truth.items())
+    return any(_size(gap) > FLOAT64_LIMIT * scale for gap in gaps)
+
+
+def _kinks(truth: Outputs, visible: Outputs, nudged: Iterable[Outputs]) -> dict[str, _Allowed]:
+    """What a kink allows each tensor. nudged: the truth of inputs that have moved by one rounding."""
+    moved = {name: torch.zeros((), device=x.device) for name, x in truth.items()}
+    shift = dict(moved)
+    for outputs in nudged:
+        for name, x in truth.items():
+            gap = _shown((outputs[name] - x).abs(), visible.get(name))
+            moved[name] = torch.maximum(moved[name], gap)
+            shift[name] = torch.maximum(shift[name], gap.norm())
+    kink = max(_jumps(moved[name], _shown(x, visible.get(name))).double().mean().item() for name, x in truth.items())
+    return {name: _Allowed(moved[name], shift[name].item(), kink) for name in truth}
+
+
+def _usual_norms(run: Callable[..., Outputs], draw: Callable[..., Any], names: Sequence[str]) -> dict[str, float]:
+    """The median norms of the truth of further draws; not finite where one is not."""
+    norms = []
+    for _ in range(DRAWS):
+        inputs, visible, incoming = draw()
+        truth = run("reference", _wide(inputs), _wide(incoming))
+        norms.append([_shown(truth[name], visible.get(name)).norm().item() for name in names])
+    return dict(zip(names, torch.tensor(norms).median(0).values.tolist(), strict=True))
+
+
+def _floats(tensors: Inputs) -> Outputs:
+    """The floating-point tensors among them."""
+    return {k: x for k, x in tensors.items() if x is not None and x.is_floating_point()}
+
+
 def _wide(tensors: Inputs) -> Inputs:
     """The same in float64, beside what is not a floating-point tensor."""
-    return {k: x.double() if x is not None and x.is_floating_point() else x for k, x in tensors.items()}
+    return tensors | {k: x.double() for k, x in _floats(tensors).items()}
 
 
 def _shown(x: Tensor, seen: Tensor | None) -> Tensor:
@@ -360,7 +396,7 @@ def _size(x: Tensor) -> float:
 
 def _nudged(inputs: Inputs, dtype: torch.dtype, generator: torch.Generator) -> Iterator[Inputs]:
     """Inputs of which every number has moved by one rounding of the dtype, up or down."""
-    floats = {k: x for k, x in inputs.items() if x is not None and x.is_floating_point()}
+    floats = _floats(inputs)
     for _ in range(NUDGES):
         signs = {k: torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1 for k, x in floats.items()}
         for half in (torch.finfo(dtype).eps / 2, -torch.finfo(dtype).eps / 2):
@@ -372,7 +408,8 @@ def _vote(
     run: Callable[[str], Outputs],
 ) -> None:  # fmt: skip
     """Say so if another back end agrees with this one against the reference."""
-    for other in spec.portable if target != "torch" else ("host",) if "host" in spec.targets else ():
+    others = spec.portable if target != "torch" else [known for known in spec.targets if known == "host"]
+    for other in others:
         with contextlib.suppress(KernelError):
             found = run(other)
             gaps = {n: (x.double() - found[n].double()).norm() / (x.double().norm() or 1.0) for n, x in made.items()}
@@ -380,29 +417,51 @@ def _vote(
                 report.faults.append(f"{case}: {target} and {other} agree: the reference is what differs")
 
 
+@dataclass(frozen=True)
+class _Allowed:
+    """What further runs of the reference allow a tensor.
+
+    Attributes:
+        moved: how far one rounding of the inputs moves each element of the truth. shift: and the tensor, in its norm.
+        kink: the largest share of elements that jump in a tensor of the case.
+        norm: of the truth, the median of further draws.
+    """
+
+    moved: Tensor | float = 0.0
+    shift: float = 0.0
+    kink: float = 0.0
+    norm: float = 0.0
+
+
 def _compare(
-    case: Case, name: str, made: Outputs, same: Outputs, truth: Outputs, seen: Tensor | None, known: Errors,
-    scale: float, moved: Tensor | float = 0.0, usual: float = 0.0, kink: float = 0.0, shift: float = 0.0,
+    case: Case, name: str, made: Tensor, same: Tensor, truth: Tensor, seen: Tensor | None, scale: float, known: Errors,
+    allowed: _Allowed,
 ) -> Row:  # fmt: skip
-    right = truth[name].double()  # a drawn class is a whole number, and must be equal
-    shown, gap, same_gap = (_shown(x, seen) for x in (right, made[name].double() - right, same[name].double() - right))
-    norm, largest = shown.norm().item() or 1.0, shown.abs().max().item() or 1.0
+    """The row of one tensor. same: the reference in the dtype of the case."""
+    truth = truth.double()  # a drawn class is a whole number, and must be equal
+    shown = _shown(truth, seen)
+    gap = _shown(made.double() - truth, seen).abs()
+    norm = shown.norm().item() or 1.0
+    largest = shown.abs().max().item() or 1.0
     if _size(shown) < ZERO * scale:  # zero in theory: what is left is rounding
-        norm, largest = scale * math.sqrt(shown.numel()), scale
-    usual = max(1.0, usual / norm)  # and 1 if a draw is not finite
-    norm, gap = norm * usual, gap.abs()
-    reference = same_gap.norm().item() / norm
+        norm = scale * math.sqrt(shown.numel())
+        largest = scale
+    usual = max(1.0, allowed.norm / norm)  # and 1 if a draw is not finite
+    norm *= usual
+    reference = _shown(same.double() - truth, seen).norm().item() / norm
     limit = limit_of(case.dtype, reference)
     dtype = str(case.dtype).removeprefix("torch.")
     recorded = known.get(f"{dtype} {name}")
     if recorded is not None and reference <= RECORDED_FACTOR * recorded:
         limit = min(limit, RECORDED_FACTOR * recorded)
-    if (jumps := _jumps(moved, shown)).any():
-        gap, kink = (gap - moved).relu(), jumps.double().mean().item()
-    elif kink and shift / norm > limit:  # a sum of what jumps elsewhere
-        limit = shift / norm
-    else:
-        kink = 0.0
+    kink = 0.0
+    jumps = _jumps(allowed.moved, shown)
+    if jumps.any():
+        gap = (gap - allowed.moved).relu()
+        kink = jumps.double().mean().item()
+    elif allowed.kink and allowed.shift / norm > limit:  # a sum of what jumps elsewhere
+        limit = allowed.shift / norm
+        kink = allowed.kink
     return Row(
         case=str(case), dtype=dtype, tensor=name, error=gap.norm().item() / norm, worst=gap.max().item() / largest,
         reference=reference, limit=limit, recorded=recorded, kink=kink, usual=usual,
@@ -414,11 +473,8 @@ def _jumps(moved: Tensor | float, shown: Tensor) -> Tensor:
 
 
 def _opcheck(spec: KernelSpec, target: str, case: Case, inputs: Inputs) -> None:
-    leaves: Inputs = {
-        k: x.clone().requires_grad_(spec.differentiable) if x is not None and x.is_floating_point() else x
-        for k, x in inputs.items()
-    }
-    found = spec.op(target, leaves, case.options)
+    leaves = {k: x.clone().requires_grad_(spec.differentiable) for k, x in _floats(inputs).items()}
+    found = spec.op(target, inputs | leaves, case.options)
     if found is not None:
         torch.library.opcheck(*found)
 
@@ -435,7 +491,8 @@ def _with_gaps(x: Tensor) -> Tensor:
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
     """Inside, torch.empty and its relatives return NaN (255 for bytes), so memory that a kernel does not write shows."""
-    on, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    on = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
