@@ -82,7 +82,8 @@ def register(kernel: Compiled) -> None:
         raise ConfigError(
             f"{_owners[kernel.name]} has a kernel of this name ({kernel.name}), too: choose another in {caller()}"
         )
-    _kernels[kernel.name], _owners[kernel.name] = kernel, caller()
+    _kernels[kernel.name] = kernel
+    _owners[kernel.name] = caller()
 
 
 def registered(package: str) -> dict[str, str]:
@@ -117,6 +118,7 @@ FEW = 7
 """Rows of the batch of the problem that verifies a kernel of a CPU whose module takes any number."""
 SHORTEST = 16
 """Steps from which a kernel of a CPU may run in "auto"."""
+_LEAST_WORK = 1 << 18  # steps times elements, likewise
 
 
 def pays(like: Tensor, steps: int, elements: int) -> bool:
@@ -125,8 +127,10 @@ def pays(like: Tensor, steps: int, elements: int) -> bool:
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too. Steps count as
     their highest power of two: texts that share it may be padded to the longest without another back end.
     """
-    able = not torch.compiler.is_compiling() and like.is_cpu and like.dtype in CPU_DTYPES
-    return able and (steps := max(steps, _as_if)) >= SHORTEST and elements << steps.bit_length() - 1 >= 1 << 18
+    if torch.compiler.is_compiling() or not like.is_cpu or like.dtype not in CPU_DTYPES:
+        return False
+    steps = max(steps, _as_if)
+    return steps >= SHORTEST and elements << steps.bit_length() - 1 >= _LEAST_WORK
 
 
 def trains(like: Tensor, steps: int, width: int) -> bool:
@@ -161,11 +165,12 @@ def choose(
             return "cpu" if runs(name, like, *problem(), cpu=True) else plain
         return "cuda" if launches(like) and runs(name, like, *problem()) else plain
     if asked not in (plain, "cuda", "cpu", "host", "emulated", "reference"):
-        names = ("auto", *(("torch",) if plain == "torch" else ()), "cuda", "host")
-        raise ConfigError(f"{name}: backend must be {', '.join(names)} or reference, not {asked!r}")
+        names = "auto, torch, cuda, host" if plain == "torch" else "auto, cuda, host"
+        raise ConfigError(f"{name}: backend must be {names} or reference, not {asked!r}")
     if asked != "reference":
         refuse_transforms(name)
-    if asked in ("cuda", "cpu", "host", "emulated") and not (like.is_cuda if asked == "cuda" else like.is_cpu):
+    there = like.is_cuda if asked == "cuda" else like.is_cpu
+    if asked in ("cuda", "cpu", "host", "emulated") and not there:
         raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
     return "cuda" if asked == "emulated" else asked  # the modules of a GPU are emulated for tensors of a CPU
 
@@ -195,18 +200,21 @@ def _decide(name: str, index: int | Literal["cpu"] | None, dtype: torch.dtype, c
 def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.dtype, problem: Problem) -> bool:
     if index == "cpu":
         cases = kernel.cases(dtype, *problem)
-        if (there := load_or_warn(kernel.name, lambda: _compiled(kernel.spec(), cases))) is not None:
-            ensure_verified(there, cases, "threads over rows and heads", "cpu")
-        return there is not None
+        spec = load_or_warn(kernel.name, lambda: _compiled(kernel.spec(), cases))
+        if spec is None:
+            return False
+        ensure_verified(spec, cases, "threads over rows and heads", "cpu")
+        return True
     with torch.cuda.device(-1 if index is None else index):
         plan = load_or_warn(kernel.name, lambda: kernel.prepare(dtype, *problem))
-        if plan is not None:
-            try:
-                ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
-            except KernelUnavailableError as error:
-                warn(kernel.name, error)
-                return False
-    return plan is not None
+        if plan is None:
+            return False
+        try:
+            ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
+        except KernelUnavailableError as error:
+            warn(kernel.name, error)
+            return False
+    return True
 
 
 def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
@@ -235,8 +243,10 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
         index = torch.cuda.current_device() if device.index is None else device.index
     here = {key: found for key, found in _decided.items() if key[:2] == (name, index) and fits(*key[4:])}
     made = " and ".join(sorted({kind if found else plain for found in here.values()}))
-    if made or kind == "cuda":
-        return made or "cuda, compiled at its first use"
+    if made:
+        return made
+    if kind == "cuda":
+        return "cuda, compiled at its first use"
     try:
         find_host_compiler()
         if find(launch.extension(), host_architecture()) is None:

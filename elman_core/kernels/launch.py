@@ -41,7 +41,6 @@ def extension() -> Extension:
 
 @cache
 def _native() -> Any:
-    """The launcher."""
     native: Any = build.load(extension())
     native.raises(KernelError)
     return native
@@ -70,14 +69,17 @@ def opened(what: Extension, family: Family, on_cpu: bool = False) -> Any:
         ConfigError: the cell's header says something else than its declaration in Python.
         KernelUnavailableError: nvcc is of a later CUDA than the driver. KernelError: as `open_module`.
     """
-    what = build.emulated(what) if on_cpu and what.is_cuda else what
+    if on_cpu and what.is_cuda:
+        what = build.emulated(what)
     _native()  # first: without it, compiling the kernel would be in vain
-    found = build.find(what, arch := build.local_arch(what))
+    arch = build.local_arch(what)
+    found = build.find(what, arch)
     if what.is_cuda:
         check_driver(what.name, found)
     module = open_module(found or build.build(what, arch), family)
     for i, (name, declared) in enumerate(what.declared):
-        if (there := type(declared)(module.ask("declares", i))) != declared:
+        there = type(declared)(module.ask("declares", i))
+        if there != declared:
             header = what.header.name if what.header is not None else "the header"
             raise ConfigError(f"kernel {what.name}: {header} says {name} = {there}, Python {declared}: make them agree")
     return module
@@ -111,7 +113,13 @@ def opener(family: Family, extension: Callable[..., Extension]) -> Callable[...,
 
     index: of the device; None or negative for tensors of a CPU.
     """
-    return cache(lambda *key: opened(extension(*key[:-1]), family, key[-1] is None or key[-1] < 0))
+
+    @cache
+    def open_for(*key: Any) -> Any:
+        *what, index = key
+        return opened(extension(*what), family, on_cpu=index is None or index < 0)
+
+    return open_for
 
 
 def readable(x: Tensor) -> Tensor:

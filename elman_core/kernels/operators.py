@@ -214,11 +214,7 @@ class Operator:
         return _straight(f"{name}_call", [*parameters, *constants], lines, known)
 
     def spec(
-        self,
-        kernel: Callable[..., Sequence[Tensor]],
-        names: Sequence[str],
-        python: Sequence[Path] = (),
-        **more: Any,
+        self, kernel: Callable[..., Sequence[Tensor]], names: Sequence[str], python: Sequence[Path] = (), **more: Any
     ) -> KernelSpec:
         """What `elman verify` checks.
 

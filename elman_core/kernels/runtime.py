@@ -239,12 +239,16 @@ def with_spare(spare: int, dim: int, *given: Tensor | None) -> list[Any]:
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`, batch-invariant: see `spare_rows`. Of 16-bit numbers, a single row may be summed otherwise
     (some AMD processors) and, with AMX, more than 32, which MKL_CBWR=AUTO,STRICT puts apart (docs/decisions/0050)."""
-    rows, half = x.numel() // x.shape[-1], x.dtype.itemsize < 4
-    strict = half and rows > _TILE and _exact(x) and "STRICT" in os.environ.get("MKL_CBWR", "")
+    if not _exact(x):
+        return F.linear(x, weight, bias)
+    rows = x.numel() // x.shape[-1]
+    half = x.dtype.itemsize < 4
+    strict = half and rows > _TILE and "STRICT" in os.environ.get("MKL_CBWR", "")
     if strict and torch.cpu._is_amx_tile_supported():
         blocks = x.reshape(rows, -1).split(_TILE)
         return torch.cat([F.linear(block, weight, bias) for block in blocks]).view(*x.shape[:-1], -1)
-    if not (spare := int(rows == 1 and _exact(x)) if half else spare_rows(rows, x)):
+    spare = int(rows == 1) if half else spare_rows(rows, x)
+    if not spare:
         return F.linear(x, weight, bias)
     (padded_RK,) = with_spare(spare, 0, x.reshape(rows, -1))
     return F.linear(padded_RK, weight, bias)[:rows].view(*x.shape[:-1], -1)
@@ -273,10 +277,12 @@ def transformed(vmap: bool = False) -> bool:
     if forward_ad._current_level >= 0:
         return True
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    if not (levels := functorch.get_interpreter_stack()):
+    levels = functorch.get_interpreter_stack()
+    if not levels:
         return False
-    kinds = (functorch.TransformType.Grad, functorch.TransformType.Jvp, *[functorch.TransformType.Vmap] * vmap)
-    return any(level.key() in kinds for level in levels)
+    kind = functorch.TransformType
+    counted = (kind.Grad, kind.Jvp, kind.Vmap) if vmap else (kind.Grad, kind.Jvp)
+    return any(level.key() in counted for level in levels)
 
 
 def refuse_second_derivatives(name: str) -> None:
@@ -342,7 +348,9 @@ def check(
 def _compare(
     kernel: str, wanted: Mapping[str, Wanted], given: Sequence[Any], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    first_name, first, known = next(iter(wanted)), given[0], {"1": 1, **sizes}
+    first_name = next(iter(wanted))
+    first = given[0]
+    known = {"1": 1, **sizes}
 
     def words(shape: str) -> str:
         return f"({', '.join(str(known.get(letter, letter)) for letter in shape)})"
@@ -362,7 +370,8 @@ def _compare(
                 f"{kernel}: {name} must be {words(shape)}{beside} with every size at least 1, not {tuple(x.shape)}"
             )
         known.update(zip(shape, x.shape, strict=True))
-        if x.dtype not in (dtypes := _dtypes(dtype, first)):
+        dtypes = _dtypes(dtype, first)
+        if x.dtype not in dtypes:
             names = ", ".join(str(each).removeprefix("torch.") for each in dtypes)
             beside = "" if x is first else f" beside {first_name} in {first.dtype}"
             raise ConfigError(f"{kernel}: {name} must be {names}{beside}, not {x.dtype}")

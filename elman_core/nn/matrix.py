@@ -142,11 +142,7 @@ class MatrixMixer(Mixer):
         self.reset_parameters()
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        state: State | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
+        self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None, starts_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
         config = self.config
         new_state: State = {}

@@ -54,11 +54,7 @@ class SwiGLU(Mixer):
         nn.init.normal_(self.down_proj.weight, std=0.02 * self.config.residual_scale)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        state: State | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
+        self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None, starts_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
         gate_BTF, up_BTF = linears((self.gate_proj, self.up_proj), x_BTD)
         width = math.gcd(up_BTF.shape[-1], 512)  # of the rows that the kernel takes

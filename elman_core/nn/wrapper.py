@@ -95,11 +95,7 @@ class WrapperMixer(Mixer):
         return {"in_proj.weight": (self.inner, self.inner)} if self.gated else {}
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        state: State | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
+        self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None, starts_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
         mask_TB, starts_TB, x_TBD = mask_BT, starts_BT, x_BTD
         if self.time == 0:

@@ -51,18 +51,21 @@ def causal_conv(
     taps = weight_CK.shape[1]
     if window_BKC is not None and window_BKC.shape[1] != taps - 1:
         raise ConfigError(f"{NAME}: {taps} taps need a window of {taps - 1} inputs, not {window_BKC.shape[1]}")
-    cpu, wide = dispatch.pays(x_TBC, x_TBC.shape[0], taps * x_TBC.shape[2]), runtime.compute_dtype(x_TBC, weight_CK)
-    fits = (cpu or dispatch.launches(x_TBC)) and wide != torch.float64 and x_TBC.numel() > 0
-    chosen = fits and not runtime.transformed() and dispatch.runs(NAME, x_TBC, taps, cpu=cpu)
+    wide = runtime.compute_dtype(x_TBC, weight_CK)
     bias_C, window_BKC = (None if p is None else p.to(wide) for p in (bias_C, window_BKC))
     given = (x_TBC, weight_CK.to(wide), bias_C, window_BKC, mask_TB, starts_TB, silu)
-    return _op(*given, "cpu" if cpu else "cuda") if chosen else reference(*given)
+    cpu = dispatch.pays(x_TBC, x_TBC.shape[0], taps * x_TBC.shape[2])
+    fits = (cpu or dispatch.launches(x_TBC)) and wide != torch.float64 and x_TBC.numel() > 0
+    if fits and not runtime.transformed() and dispatch.runs(NAME, x_TBC, taps, cpu=cpu):
+        return _op(*given, "cpu" if cpu else "cuda")
+    return reference(*given)
 
 
 class Kernel(dispatch.Compiled):
     """The convolution, as the chooser of back ends knows it."""
 
-    name, cpu = NAME, True
+    name = NAME
+    cpu = True
 
     def prepare(self, dtype: torch.dtype, taps: int) -> str:
         native.module(dtype, taps, "cuda", torch.cuda.current_device())
@@ -98,13 +101,14 @@ class Kernel(dispatch.Compiled):
 
 
 def _gradients(_cell: Cell, values: Values) -> Values:
-    """The gradients of the inputs that were given."""
-    (channels, taps), total, needs = values["weight"].shape, values["dparams"], values["needs"]
-    dweight, dbias = total.split((taps * channels, channels))
+    channels, taps = values["weight"].shape
+    dweight, dbias = values["dparams"].split((taps * channels, channels))
     found = {"x": values["dx"], "weight": dweight.view(channels, taps)}
-    if needs["bias"]:
+    if values["needs"]["bias"]:
         found["bias"] = dbias.clone()
-    return found | ({"window": values["dwindow"]} if needs["window"] else {})
+    if values["needs"]["window"]:
+        found["window"] = values["dwindow"]
+    return found
 
 
 _operator = Operator(FAMILY, Cell(NAME, Path(), "", reference), native.run, (), _gradients)

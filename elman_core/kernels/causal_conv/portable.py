@@ -14,12 +14,14 @@ def reference(
     starts_TB: Tensor | None, silu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `causal_conv`, in float32 (float64 for float64); autograd differentiates it."""
-    wide, (steps, rows, channels), keep = compute_dtype(x_TBC, weight_CK), x_TBC.shape, weight_CK.shape[1] - 1
+    wide = compute_dtype(x_TBC, weight_CK)
+    steps, rows, channels = x_TBC.shape
+    keep = weight_CK.shape[1] - 1
     x = x_TBC.to(wide)
     window = x.new_zeros(keep, rows, channels) if window_BKC is None else window_BKC.to(wide).transpose(0, 1)
-    order, document = None, None
-    if starts_TB is not None:  # the number of the document in its row; the window has number 0
-        document = starts_TB.cumsum(0)
+    # The number of the document in its row; the window has number 0.
+    document = None if starts_TB is None else starts_TB.cumsum(0)
+    order = None
     if mask_TB is not None:  # move the steps that count to the front, in order
         order = torch.argsort((~mask_TB).to(torch.uint8), dim=0, stable=True)
         x = _take(x, order)
@@ -36,14 +38,15 @@ def reference(
         y = torch.addcmul(y, u, tap)
     y = y if bias_C is None else y + bias_C.to(wide)
     y = F.silu(y) if silu else y
-    if order is None or mask_TB is None:
-        last, document = padded[steps:], None if document is None else document[steps:]
-    else:
+    last = padded[steps:]
+    last_document = None if document is None else document[steps:]
+    if order is not None and mask_TB is not None:
         y = _take(y, torch.argsort(order, dim=0))
         places = mask_TB.sum(0) + torch.arange(keep, device=x.device).unsqueeze(1)
-        last, document = _take(padded, places), None if document is None else document.gather(0, places)
-    if document is not None and starts_TB is not None:
-        last = torch.where((document == starts_TB.sum(0)).unsqueeze(-1), last, 0)
+        last = _take(padded, places)
+        last_document = None if document is None else document.gather(0, places)
+    if last_document is not None and starts_TB is not None:
+        last = torch.where((last_document == starts_TB.sum(0)).unsqueeze(-1), last, 0)
     # A copy: a view would keep all inputs of the call in memory for as long as the state lives.
     return y.to(x_TBC.dtype), last.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 

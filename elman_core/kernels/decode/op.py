@@ -174,7 +174,6 @@ class Shared(Compiled):
         return spec.first_use(dtype, kind, *sizes)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         return KernelSpec(
             name=NAME,
             family=NAME,

@@ -17,12 +17,12 @@ from elman_core.kernels.runtime import compute_dtype
 
 def linears(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, activated: int) -> list[Tensor]:
     """As `op.linears`."""
-    wide, (first, *others) = compute_dtype(x_BK), weights
-    y_BN, *made = (
-        F.linear(x_BK.to(wide), w.to(wide), None if b is None else b.to(wide)).to(x_BK.dtype)
-        for w, b in ((first, bias_N), *((w, None) for w in others))
-    )
-    return [torch.cat((F.silu(y_BN[:, :activated].to(wide)).to(x_BK.dtype), y_BN[:, activated:]), 1), *made]
+    wide = compute_dtype(x_BK)
+    x, bias = x_BK.to(wide), None if bias_N is None else bias_N.to(wide)
+    first, *others = weights
+    y_BN = F.linear(x, first.to(wide), bias).to(x_BK.dtype)
+    silu = F.silu(y_BN[:, :activated].to(wide)).to(x_BK.dtype)
+    return [torch.cat((silu, y_BN[:, activated:]), 1), *(F.linear(x, w.to(wide)).to(x_BK.dtype) for w in others)]
 
 
 def norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -34,13 +34,7 @@ def norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: float)
 
 
 def kept_scores(
-    logits_BV: Tensor,
-    seen_BV: Tensor | None,
-    *,
-    penalty: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
+    logits_BV: Tensor, seen_BV: Tensor | None, *, penalty: float, temperature: float, top_k: int, top_p: float
 ) -> Tensor:
     """Scores after penalty, temperature, top-k and top-p, -inf for classes not to be drawn; float64 for float64, else float32.
 

@@ -34,7 +34,6 @@ class Step(Compiled):
         register(self)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         cell = self.cell
         drawn_as = replace(cell, adjust=None, accumulates=None)  # which are of many steps
 

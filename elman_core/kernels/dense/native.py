@@ -42,7 +42,8 @@ def run(cell: DenseCell, function: str, given: Values, values: Values) -> None:
     Raises:
         KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
     """
-    main = given["gy" if function == "backward" else "u" if cell.bare is None else "x"]
+    first = "u" if cell.bare is None else "x"
+    main = given["gy" if function == "backward" else first]
     with launch.on(main):
         module, chosen = _prepared(cell, values["backend"], given, main)
         if chosen is not None and chosen.kind == "steps":
@@ -74,16 +75,21 @@ def _run_steps(module: Any, function: str, given: Values) -> None:
         call.run("backward_step", t=t)
         _multiply(given["da"][t], w_dd, product_Bd)
     torch.add(product_Bd, carry_Bd, out=given["dh0"])
-    if (starts_TB := given.get("starts")) is not None:
-        given["dh0"].masked_fill_(starts_TB[0, :, None], 0.0)
+    if "starts" in given:
+        given["dh0"].masked_fill_(given["starts"][0, :, None], 0.0)
 
 
 def source(cell: DenseCell, target: Target, dtype: torch.dtype = torch.float32, **defines: Any) -> Extension:
     """What is compiled for a cell, on a GPU at the usual size or as `defines` say; dtype: of storage on a CPU. Raises as
     `build.shipped`."""
-    how = {"header": cell.header, "declared": {"extras": len(cell.extras), "uses_a": cell.uses_a}, "CELL": cell.type}
-    how |= {"DTYPE": dtype} if target == "cpu" else {} if cell.bare is None else {"INPUT": "TiedSilu"}
-    return build.for_target(f"{cell.name}_dense", "dense", target, **how, **defines)
+    declared = {"extras": len(cell.extras), "uses_a": cell.uses_a}
+    macros: dict[str, Any] = {"CELL": cell.type}
+    if target == "cpu":
+        macros["DTYPE"] = dtype
+    elif cell.bare is not None:
+        macros["INPUT"] = "TiedSilu"
+    macros |= defines
+    return build.for_target(f"{cell.name}_dense", "dense", target, header=cell.header, declared=declared, **macros)
 
 
 @cache
@@ -105,19 +111,29 @@ def plan_for(
 
 def extension(cell: DenseCell, chosen: Plan, dtype: torch.dtype, width: int, packed: bool = False) -> Extension:
     """What is compiled for a plan; packed: for calls with starts of documents. Steps are never tied."""
-    steps, defines = chosen.kind == "steps", dict[str, Any](DTYPE=dtype, WIDTH=width)
-    defines |= {} if steps else {"KIND": chosen.kind, "SPILL": chosen.spill, "WIDE": chosen.wide}
-    defines |= ({"SLOTS": chosen.slots} if chosen.slots > 1 else {}) | ({"PACKED": 1} if packed else {})
-    cell = (cell.bare or cell) if steps else cell
-    made = source(cell, "cuda", **defines)
-    kind, stored = "wide_" * (chosen.wide == 2) + chosen.kind, str(dtype).removeprefix("torch.")
-    words = (kind, stored, width, *[chosen.slots] * (chosen.slots > 1), *["packed"] * packed)
-    name = "_".join(map(str, (cell.name, "dense_cuda", *words)))
-    return replace(made, name=name, binding=made.binding.with_name("dense_cuda_steps.cu") if steps else made.binding)
+    steps = chosen.kind == "steps"
+    if steps and cell.bare is not None:
+        cell = cell.bare
+    kind = f"wide_{chosen.kind}" if chosen.wide == 2 else chosen.kind
+    words = [cell.name, "dense_cuda", kind, str(dtype).removeprefix("torch."), str(width)]
+    defines: dict[str, Any] = {"DTYPE": dtype, "WIDTH": width}
+    if not steps:
+        defines |= {"KIND": chosen.kind, "SPILL": chosen.spill, "WIDE": chosen.wide}
+    if chosen.slots > 1:
+        words.append(str(chosen.slots))
+        defines["SLOTS"] = chosen.slots
+    if packed:
+        words.append("packed")
+        defines["PACKED"] = 1
+    made = replace(source(cell, "cuda", **defines), name="_".join(words))
+    return _per_step(made) if steps else made
+
+
+def _per_step(made: Extension) -> Extension:
+    return replace(made, binding=made.binding.with_name("dense_cuda_steps.cu"))
 
 
 def module_for(cell: DenseCell, target: Target, case: Case) -> Extension:
-    """What a case compiles on this machine."""
     if target != "cuda":
         return source(cell, target, case.dtype)
     steps, rows, width = (case.sizes[k] for k in "TBd")
@@ -148,10 +164,7 @@ def builds(
 
 def steps_sources(cell: DenseCell) -> tuple[Path, ...]:
     """The sources of the per-step fallback on a GPU, beside those of the persistent launch."""
-    if not build.targets():
-        return ()
-    bare = source(cell, "cuda")
-    return tuple(replace(bare, binding=bare.binding.with_name("dense_cuda_steps.cu")).sources())
+    return tuple(_per_step(source(cell, "cuda")).sources()) if build.targets() else ()
 
 
 def capacity(
@@ -159,7 +172,8 @@ def capacity(
 ) -> tuple[int, int]:
     """(groups of `tiles` tiles that the current device holds together, bytes of shared memory of a block)."""
     module = launch.opened(extension(cell, chosen, dtype, width, packed), family_of(cell))
-    return min(module.ask("capacity", tiles, backward) for backward in (0, 1)), module.ask("shared_bytes", tiles)
+    groups = min(module.ask("capacity", tiles, backward) for backward in (0, 1))
+    return groups, module.ask("shared_bytes", tiles)
 
 
 def check_errors(device: torch.device) -> None:
@@ -197,16 +211,19 @@ def _index(device: torch.device) -> int:
 
 def _prepared(cell: DenseCell, target: Target, given: Values, main_TBd: Tensor) -> tuple[Any, Plan | None]:
     """The module for a call, and on a GPU its plan. Adds the arguments of a launch to `given`."""
-    dtype, slots = main_TBd.dtype, 1
+    dtype = main_TBd.dtype
+    chosen: Plan | None = None
+    slots = 1
     if cell.blocks:
         given["slots"] = slots = len(given["w"])
     if target in ("host", "cpu"):
         if target == "host" and dtype not in (torch.float32, torch.float64):
             raise KernelError(f"the host build of {cell.name} runs in float32 and float64, not {dtype}")
-        module, chosen = _cpu_module(cell, target, dtype), None
+        module = _cpu_module(cell, target, dtype)
         given["threads"] = torch.get_num_threads()
     else:
-        (steps, batch, width), device = main_TBd.shape, main_TBd.device
+        steps, batch, width = main_TBd.shape
+        device = main_TBd.device
         if steps * batch > MAX_PLACES:
             plan((steps, batch, width), dtype, _device(device.index))  # which says so
         packed = given.get("starts") is not None

@@ -130,19 +130,23 @@ class DenseKernel:
             NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         count = len(self.cell.extras)
-        extras, others = rest[:count], rest[count:]
+        extras = list(rest[:count])
+        others = rest[count:]
         if not 2 <= len(others) <= 4:
             expected = ", ".join(("u", *self.cell.extras, "w", "h0", "mask=None", "starts=None"))
             raise ConfigError(f"{self.name} takes ({expected}), not {1 + len(rest)} tensors")
         w_dd, h0_Bd, mask_TB, starts_TB = (*others, None, None)[:4]
-        recurrence, u_TBd = self._plain, x_TBK
+        recurrence = self._plain
+        u_TBd = x_TBK
         if w_dd is not None and h0_Bd is not None:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
             if v is w_dd and b is not None and silu and self._tied is not None:
                 narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
                 if self._is_tied(self._tied, narrow_TBd, backend, starts_TB is not None):
-                    recurrence, u_TBd, backend = self._tied, narrow_TBd, "cuda" if backend == "auto" else backend
+                    recurrence = self._tied
+                    u_TBd = narrow_TBd
+                    backend = "cuda" if backend == "auto" else backend
         if recurrence is self._plain:
             u_TBd = F.silu(u_TBd) if silu else u_TBd
             if v is not None:
@@ -151,18 +155,22 @@ class DenseKernel:
                 u_TBd = u_TBd + b.to(u_TBd.dtype)
             b = None
         sizes = check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b, h0_Bd, mask_TB, starts_TB))
-        slots = [sizes["S"]] if self.cell.blocks else []
-        if slots and sizes["S"] * sizes["n"] != sizes["d"]:
+        slots = sizes.get("S", 1)
+        if self.cell.blocks and slots * sizes["n"] != sizes["d"]:
             raise ConfigError(
-                f"{self.name}: w must be ({slots[0]}, d, d) with d = {sizes['d']} / {slots[0]}, not {sizes['n']}"
+                f"{self.name}: w must be ({slots}, d, d) with d = {sizes['d']} / {slots}, not {sizes['n']}"
             )
-        rows, spare = u_TBd.shape[1], spare_rows(u_TBd.shape[1], u_TBd) if backend == "auto" else 0
+        rows = u_TBd.shape[1]
+        spare = spare_rows(rows, u_TBd) if backend == "auto" else 0
         if spare:
-            u_TBd, mask_TB, starts_TB, *more = with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
-            extras, (h0_Bd,) = tuple(more), with_spare(spare, 0, h0_Bd)
+            u_TBd, mask_TB, starts_TB, *extras = with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
+            (h0_Bd,) = with_spare(spare, 0, h0_Bd)
         T, B, d = u_TBd.shape
         cpu = trains(u_TBd, T, d)
-        problem = lambda: (*map(int, (FEW if cpu else B, d, *(slots or [1]))), starts_TB is not None and not cpu)  # noqa: E731
+
+        def problem() -> tuple[int, int, int, bool]:
+            return int(FEW if cpu else B), int(d), int(slots), starts_TB is not None and not cpu
+
         backend = choose(self.name, backend, u_TBd, problem, cpu=cpu)
         if backend == "reference":
             return self.cell.reference(u_TBd, *extras, w_dd, h0_Bd, mask_TB, starts_TB)

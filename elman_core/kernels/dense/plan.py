@@ -119,9 +119,10 @@ def plan(
     if batch > MAX_BATCH or steps * batch > MAX_PLACES:
         raise KernelError(f"dense kernels take B ≤ {MAX_BATCH} and T·B ≤ {MAX_PLACES}, not {batch} and {steps * batch}")
     values = 4 // dtype.itemsize  # of a 4-byte word
-    parts, chunks = ceil(width / (32 * values)), ceil(width / (_WARPS * _CHUNK))
+    parts = ceil(width / (32 * values))
+    chunks = ceil(width / (_WARPS * _CHUNK))
     found = None if "cluster" in without else _cluster(batch, parts, device)
-    if found is not None and _fits(found, chunks, values, batch, device):
+    if found is not None and shared_bytes(found, chunks, values, batch) <= device.shared_bytes:
         return found
     groups = device.processors // parts
     if groups == 0 or chunks > max(_SPILL):
@@ -137,7 +138,9 @@ def plan(
         rows = ceil(batch / (groups * each))
         spill = _WIDE_SPILL[chunks] if wide == 2 else spill + (chunks > 5)
         found = Plan("tiles", spill, rows, ceil(ceil(batch / rows) / each), parts, wide=wide)
-    return found if found.kind not in without and _fits(found, chunks, values, batch, device) else Plan("steps")
+    if found.kind in without or shared_bytes(found, chunks, values, batch) > device.shared_bytes:
+        return Plan("steps")
+    return found
 
 
 def _cluster(batch: int, parts: int, device: Device) -> Plan | None:
@@ -152,10 +155,6 @@ def _cluster(batch: int, parts: int, device: Device) -> Plan | None:
     if rows > (_ROWS if parts <= 12 else 7):
         return None
     return Plan("cluster", 0, rows, ceil(batch / rows), parts)
-
-
-def _fits(found: Plan, chunks: int, values: int, batch: int, device: Device) -> bool:
-    return shared_bytes(found, chunks, values, batch) <= device.shared_bytes
 
 
 def shared_bytes(found: Plan, chunks: int, values: int, batch: int) -> int:

@@ -46,10 +46,11 @@ def forward(
     """
     update = cell.update
     a_TBd = u_TBd.new_empty(0 if update is None else len(u_TBd), *u_TBd.shape[1:])
-    steps, h_Bd = u_TBd.shape[0], h0_Bd
+    h_Bd = h0_Bd
     w_t = w_dd.mT
-    states, a_s = [h0_Bd], a_TBd.unbind(0)
-    per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * steps
+    states = [h0_Bd]
+    a_s = a_TBd.unbind(0)
+    per_step = list(zip(*(e.unbind(0) for e in extras), strict=True)) if extras else [()] * len(u_TBd)
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
         if starts_TB is not None:
             h_Bd = restarted(h_Bd, starts_TB[t])
@@ -81,17 +82,15 @@ def backward(
     starts_TB: Tensor | None,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """(da (T, B, d), the gradients of the extras, dh_0 (B, d))."""
-    steps, count = gy_TBd.shape[0], len(extras)
     keep = None if mask_TB is None else mask_TB[..., None]
     if keep is not None:
         gy_TBd = torch.where(keep, gy_TBd, 0.0)
     before = restarted(history[:-1], starts_TB)
     g_h, g_prev, *g_extras = _slopes(cell.readout, (history[1:], before, *extras), gy_TBd)
-    slope, carry, *e_slopes = (
-        [None] * (2 + count)
-        if cell.update is None
-        else _slopes(cell.update, (a_TBd, before, *extras), torch.ones_like(gy_TBd))
-    )
+    slopes_of_update: list[Tensor | None] = [None] * (2 + len(extras))
+    if cell.update is not None:
+        slopes_of_update = _slopes(cell.update, (a_TBd, before, *extras), torch.ones_like(gy_TBd))
+    slope, carry, *e_slopes = slopes_of_update
     if keep is not None:  # a held row: h_t = h_{t-1}
         slope = torch.where(keep, torch.ones_like(gy_TBd) if slope is None else slope, 0.0)
         carry = torch.where(keep, torch.zeros_like(gy_TBd) if carry is None else carry, 1.0)
@@ -108,12 +107,15 @@ def backward(
     totals, deltas = total.unbind(0), da_TBd.unbind(0)
     slopes = None if slope is None else slope.unbind(0)
     carries = None if carry is None else carry.unbind(0)
-    for t in range(steps - 1, -1, -1):
+    for t in reversed(range(len(gy_TBd))):
         if slopes is not None:
             torch.mul(totals[t], slopes[t], out=deltas[t])
         earlier = totals[t - 1] if t else dh0_Bd
         delta = deltas[t] if starts_TB is None else restarted(deltas[t], starts_TB[t])
-        earlier.addmm_(delta, w_dd) if w_dd.dim() == 2 else earlier.add_(block_product(delta, w_dd.mT))
+        if w_dd.dim() == 2:
+            earlier.addmm_(delta, w_dd)
+        else:
+            earlier.add_(block_product(delta, w_dd.mT))
         if carries is not None:
             earlier.addcmul_(carries[t], totals[t])
     d_extras = []
@@ -172,7 +174,6 @@ def _slopes(function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: T
 
 
 def _forward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
-    """The results of the operator's forward."""
     u, h0 = values["u"], values["h0"]
     with without_autocast(u):
         wide, w, *extras = (x.to(h0.dtype) for x in (u, values["w"], *values["extra"]))
@@ -181,7 +182,6 @@ def _forward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
 
 
 def _backward(cell: DenseCell, values: Values) -> tuple[Tensor, ...]:
-    """The results of the operator's backward."""
     history, of_extras = values["history"], values["extra"]
     gy, w, *extras = (x.to(history.dtype) for x in (values["gy"], values["w"], *of_extras))
     flags = values["mask"], values["starts"]
@@ -194,9 +194,11 @@ PLAIN = (_forward, _backward)
 
 def gradients(cell: DenseCell, values: Values) -> Values:
     """The gradients of the inputs, from the results of a backward; that of W is one product over all places."""
-    da, w, dw = values["da"], values["w"], None
+    da = values["da"]
+    found = {"extra": values["dextra"], "h0": values["dh0"]}
     if values["needs"]["w"]:
         multiplied = values["sums"][:-1] if cell.bare else restarted(values["history"][:-1], values["starts"])
-        dw = weight_gradient(da.flatten(0, 1), multiplied.flatten(0, 1), w)
-    found = {"extra": values["dextra"], "w": dw, "h0": values["dh0"]}
-    return found | ({"x": values["dx"], "b": values["db"]} if cell.bare else {"u": da.to(values["gy"].dtype)})
+        found["w"] = weight_gradient(da.flatten(0, 1), multiplied.flatten(0, 1), values["w"])
+    if cell.bare:
+        return found | {"x": values["dx"], "b": values["db"]}
+    return found | {"u": da.to(values["gy"].dtype)}

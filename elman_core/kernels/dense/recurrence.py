@@ -72,19 +72,20 @@ class Recurrence(Compiled):
         return [Case.of("TBdS"[: len(sizes)], sizes, dtype, packed=packed)]
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         cell, count = self.cell, len(self.cell.extras)
 
         def call(backend: str, inputs: Inputs, _options: Mapping[str, Any]) -> Outputs:
             first, *rest = inputs.values()
-            more: dict[str, Any] = {}
+            projection: dict[str, Any] = {}
             if self.tied:
-                w, b = rest[count], rest.pop(count + 1)
-                more = {"v": w, "b": b, "silu": True}
+                w = rest[count]
+                b = rest.pop(count + 1)
                 if backend == "reference":
-                    x, w, b = (x.to(compute_dtype(first)) for x in (first, w, b))
-                    first, more = F.linear(F.silu(x), w, b).to(first.dtype), {}
-            y, last = self._kernel(first, *rest, backend=backend, **more)
+                    x, wide_w, wide_b = (x.to(compute_dtype(first)) for x in (first, w, b))
+                    first = F.linear(F.silu(x), wide_w, wide_b).to(first.dtype)
+                else:
+                    projection = {"v": w, "b": b, "silu": True}
+            y, last = self._kernel(first, *rest, backend=backend, **projection)
             return {"y": y, "h_T": last}
 
         def op(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Any:

@@ -103,7 +103,6 @@ class ElementwiseKernel(Compiled):
         return y_TBd, *last_SBd.unbind(0)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         return self._operator.spec(
             self,
             ("y", *(f"{name}_T" for name in self.cell.states)),

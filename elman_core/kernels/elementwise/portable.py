@@ -51,7 +51,8 @@ def forward(
         new_SBd = torch.stack(new)
         if mask_TB is not None:
             keep = mask_TB[t, :, None]
-            new_SBd, y_Bd = torch.where(keep, new_SBd, h_SBd), torch.where(keep, y_Bd, 0.0)
+            new_SBd = torch.where(keep, new_SBd, h_SBd)
+            y_Bd = torch.where(keep, y_Bd, 0.0)
         h_SBd = new_SBd
         outputs.append(y_Bd)
     return torch.stack(outputs), h_SBd, before
@@ -101,16 +102,15 @@ def backward(
 
 
 def _forward(cell: ElementwiseCell, values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of the operator's forward."""
     h0 = values["h0"]
     with without_autocast(h0):
         streams = [x.to(h0.dtype) for x in values["stream"]]
         y, last, before = forward(cell.reference, streams, values["vector"], h0, values["mask"], values["starts"])
-    return y.to(values["stream"][0].dtype), last, torch.stack(before) if values["keep"] else h0.new_empty(0, *h0.shape)
+    checkpoints = torch.stack(before) if values["keep"] else h0.new_empty(0, *h0.shape)
+    return y.to(values["stream"][0].dtype), last, checkpoints
 
 
 def _backward(cell: ElementwiseCell, values: Values) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of the operator's backward."""
     gy, vectors, before = values["gy"], values["vector"], values["checkpoints"]
     wide = [x.to(before.dtype) for x in (gy, *values["stream"])]
     flags = values["mask"], values["starts"]

@@ -24,8 +24,12 @@ from elman_core.registry.errors import KernelError, KernelUnavailableError
 
 from .spec import FAMILY, GatesCell
 
-DTYPES, CAPABILITY = (torch.bfloat16, torch.float16), (9, 0)
-OWNED, _ROWS, STEP, WIDEST = 16, 16, 64, 1024  # channels of a block, rows of a group, what divides d, the widest
+DTYPES = (torch.bfloat16, torch.float16)
+CAPABILITY = (9, 0)
+OWNED = 16  # channels of a block
+_ROWS = 16  # of a group
+STEP = 64  # divides d
+WIDEST = 1024
 
 
 def extension(
@@ -40,8 +44,9 @@ def extension(
     """
     declared = {"gates": cell.gates, "kept": cell.kept, "states": len(cell.states), "splits": cell.splits}
     declared["staged"] = cell.inner is not None
-    how = {"header": cell.header, "declared": declared, "CELL": cell.type}
-    how |= {} if target == "host" else {"DTYPE": dtype}
+    how: dict[str, Any] = {"header": cell.header, "declared": declared, "CELL": cell.type}
+    if target != "host":
+        how["DTYPE"] = dtype
     if target != "cuda":
         return build.for_target(f"{cell.name}_gates", "gates", target, **how)
     if dtype not in DTYPES:
@@ -53,13 +58,16 @@ def extension(
             f"{cell.name}: its kernels take widths{of} that are multiples of {STEP} up to {WIDEST}, not {width / heads:g}"
         )
     tiles = 1 if rows <= 8 else 2
-    words = (each, tiles, *[f"h{heads}"] * (heads > 1), *["packed"] * packed)
+    words = [str(each), str(tiles)]
+    if heads > 1:
+        words.append(f"h{heads}")
+    if packed:
+        words.append("packed")
     how |= {"WIDTH": each, "HEADS": heads, "TILES": tiles, "PACKED": int(packed)}
     return build.for_target(f"{cell.name}_gates", "gates", target, *words, **how)
 
 
 def module_for(cell: GatesCell, target: Target, case: Case) -> Extension:
-    """What a case compiles on this machine."""
     width, batch = case.sizes["d"], case.sizes["B"]
     device = _device(torch.cuda.current_device() if torch.cuda.is_available() else None)
     rows = rows_of(batch, max(1, device.processors // ceil(width / OWNED)))
@@ -112,8 +120,10 @@ def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
     Raises:
         KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
     """
-    main, (rows, columns) = given["u" if function == "forward" else "gy"], given["w"].shape
-    width, batch = rows // cell.gates, main.shape[1]
+    main = given["u" if function == "forward" else "gy"]
+    batch = main.shape[1]
+    rows, columns = given["w"].shape
+    width = rows // cell.gates
     held: AbstractContextManager[None] = nullcontext()
     with launch.on(main):
         if values["backend"] == "cuda":

@@ -112,15 +112,18 @@ class GatesKernel(Compiled):
         heads = max(1, d // w_Gc.shape[-1]) if self.cell.inner is None else 1
         given = (u_TBG, w_Gc, b_G, *states, mask, starts)
         check(self.name, self._wanted, given, {"d": d, "G": self.cell.gates * d, "c": d // heads})
-        rows, spare = u_TBG.shape[1], spare_rows(u_TBG.shape[1], u_TBG) if backend == "auto" else 0
+        rows = u_TBG.shape[1]
+        spare = spare_rows(rows, u_TBG) if backend == "auto" else 0
         if spare:
             u_TBG, mask, starts = with_spare(spare, 1, u_TBG, mask, starts)
             given = (u_TBG, w_Gc, b_G, *with_spare(spare, 0, *states), mask, starts)
         cpu = trains(u_TBG, len(u_TBG), d)
-        problem = lambda: _problem(u_TBG, d, starts is not None, heads, cpu)  # noqa: E731
-        backend = choose(self.name, backend, u_TBG, problem, self.plain, cpu=cpu)
+        packed = starts is not None
+        backend = choose(self.name, backend, u_TBG, lambda: _problem(u_TBG, d, packed, heads, cpu), self.plain, cpu=cpu)
         y_TBd, last_SBd = self._operator.call(*given, backend=backend)
-        return (y_TBd[:, :rows], *last_SBd[:, :rows].unbind(0)) if spare else (y_TBd, *last_SBd.unbind(0))
+        if spare:
+            y_TBd, last_SBd = y_TBd[:, :rows], last_SBd[:, :rows]
+        return y_TBd, *last_SBd.unbind(0)
 
     @staticmethod
     def supports(device: torch.device, dtype: torch.dtype, width: int, heads: int = 1) -> bool:
@@ -137,7 +140,6 @@ class GatesKernel(Compiled):
         return (cpu or launches(like)) and runs(self.name, like, *_problem(like, width, packed, heads, cpu), cpu=cpu)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         return self._operator.spec(
             lambda *inputs, backend: self(*inputs[:-2], mask=inputs[-2], starts=inputs[-1], backend=backend),
             ("y", *(f"{name}_T" for name in self.cell.states)),
@@ -168,15 +170,21 @@ class GatesKernel(Compiled):
     ) -> list[Extension]:  # fmt: skip
         if target != "cuda":
             return [native.extension(self.cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
-        sizes = [(t, d, rows) for t in dtypes or (torch.bfloat16,) for d in widths or _WIDTHS for rows in (8, 16)]
-        return [native.extension(self.cell, target, *size, packed, heads) for size in sizes]
+        return [
+            native.extension(self.cell, target, dtype, width, rows, packed, heads)
+            for dtype in dtypes or (torch.bfloat16,)
+            for width in widths or _WIDTHS
+            for rows in (8, 16)
+        ]
 
     def cases(self, dtype: torch.dtype, rows: int, width: int, packed: bool = False, heads: int = 1) -> Sequence[Case]:
-        sizes = first_steps(rows, width), rows, *[heads] * (heads > 1), width
-        return [Case.of("TBHd" if heads > 1 else "TBd", sizes, dtype, packed=packed)]
+        steps = first_steps(rows, width)
+        if heads > 1:
+            return [Case.of("TBHd", (steps, rows, heads, width), dtype, packed=packed)]
+        return [Case.of("TBd", (steps, rows, width), dtype, packed=packed)]
 
 
 def _problem(like: Tensor, width: int, packed: bool, heads: int, cpu: bool) -> tuple[Any, ...]:
     """What is settled and verified once. Sizes become numbers: a compiled function is compiled again for another batch."""
-    rows, packed = (FEW, False) if cpu else (int(like.shape[1]), packed)
-    return rows, int(width), packed, *[int(heads)] * (heads > 1)
+    problem = (FEW, int(width), False) if cpu else (int(like.shape[1]), int(width), packed)
+    return (*problem, int(heads)) if heads > 1 else problem

@@ -62,7 +62,8 @@ def forward(
     def with_product(h_Bd: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         *memory, u_BG = others
         p_BG = block_product(h_Bd, blocks)
-        p_BG = p_BG if b_G is None else p_BG + b_G
+        if b_G is not None:
+            p_BG = p_BG + b_G
         p, u = (each_gate(x, gates, columns) for x in (p_BG, u_BG))
         if inner is not None:
             bias = None if b_G is None else b_G.chunk(gates)[-1]
@@ -124,29 +125,23 @@ def backward(
 
 
 def _forward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
-    """The results of the operator's forward."""
     u, w, b, h0 = (values[name] for name in ("u", "w", "b", "h0"))
     with without_autocast(u):
         y, last, before, products = forward(
             cell.reference, u.to(h0.dtype), w.to(h0.dtype), b, h0, values["mask"], values["starts"], cell.inner
         )
-    h, *others = (
-        [torch.stack(each) for each in zip(*before, last, strict=True)]
-        if values["keep"]
-        else [h0.new_empty(0, *h0[0].shape)]
-    )
-    none = h0.new_empty(0, h0.shape[1], max(1, len(h0) - 1) * h0.shape[2])
-    return (
-        y.to(u.dtype),
-        last,
-        h,
-        torch.cat(others, -1) if others else none,
-        torch.stack(products) if values["keep"] else h0.new_empty(*u.shape[:2], 0),
-    )
+    states, batch, width = h0.shape
+    history = h0.new_empty(0, batch, width)
+    memory = h0.new_empty(0, batch, max(1, states - 1) * width)
+    kept = h0.new_empty(*u.shape[:2], 0)
+    if values["keep"]:
+        history, *others = (torch.stack(each) for each in zip(*before, last, strict=True))
+        memory = torch.cat(others, -1) if others else memory
+        kept = torch.stack(products)
+    return y.to(u.dtype), last, history, memory, kept
 
 
 def _backward(cell: GatesCell, values: Values) -> tuple[Tensor, ...]:
-    """The results of the operator's backward."""
     gy, u, w, p = (values[name].to(values["kept"].dtype) for name in ("gy", "u", "w", "kept"))
     others = values["memory"][:-1].chunk(len(cell.states) - 1, -1) if len(cell.states) > 1 else ()
     before = torch.stack([values["history"][:-1], *others], 1)

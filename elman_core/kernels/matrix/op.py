@@ -189,7 +189,8 @@ class MatrixKernel(Compiled):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Either form. tensors: by name, q and k or packed first. sizes: those that no tensor shows. backend: "step" is the
         kernel of one step, for its verification."""
-        cell, maps = self.cell, self.cell.maps[0] if maps is None else maps
+        cell = self.cell
+        maps = cell.maps[0] if maps is None else maps
         cell.check_maps(maps)
         if unknown := [n for n in options if n not in cell.options]:
             raise ConfigError(f"{self.name} has the options {', '.join(cell.options) or '(none)'}, not {unknown[0]!r}")
@@ -203,25 +204,24 @@ class MatrixKernel(Compiled):
         on = {n: bool(options.get(n, False)) for n in cell.options}
         exact = {n for n in cell.vectors if first.dtype != full and n in tensors and tensors[n].dtype == full}
         wide = sum(1 << i for i, n in enumerate(cell.vectors) if n in exact)
-        every = all(tensors[n] is not None for n in cell.optional)
-        size = Size(N, V, first.dtype, cell.form(maps, list(on.values()), every, starts_BT is not None, wide))
-        plain = lambda: (N, V, cell.form(maps, list(on.values()), every, wide=wide))  # noqa: E731
-        if backend == "auto" and self._step.takes(first, plain):
+        complete = all(tensors[n] is not None for n in cell.optional)
+        flags = list(on.values())
+        form = cell.form(maps, flags, complete, starts_BT is not None, wide)
+        if backend == "auto" and self._step.takes(first, lambda: (N, V, cell.form(maps, flags, complete, wide=wide))):
             backend = "step"
         if backend != "step":
             asked: Backend = "reference" if backend == "auto" and first.dtype == torch.float64 else backend
             cpu = pays(first, first.shape[1], H * N * V)
-            backend = choose(self.name, asked, first, lambda: (N, V, size.form), "reference", cpu=cpu)
+            backend = choose(self.name, asked, first, lambda: (N, V, form), "reference", cpu=cpu)
         if backend == "reference":
-            o, last = recurrence(cell, maps, tensors, (H, N), on)
-        else:
-            given = {n for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
-            dtypes = dict.fromkeys(exact | given, full)
-            for n in (*cell.packed, "k", *cell.scalars):
-                if (x := tensors.get(n)) is not None:
-                    tensors[n] = x.to(dtypes.get(n, first.dtype))
-            operator = self._packed if "packed" in tensors else self._apart
-            o, last = operator.call(*tensors.values(), heads=H, rows=N, form=size.form, backend=backend)
+            return recurrence(cell, maps, tensors, (H, N), on)
+        given = {n for i, n in enumerate(cell.scalars) if maps.kind(i) == "given"}
+        dtypes = dict.fromkeys(exact | given, full)
+        for n in (*cell.packed, "k", *cell.scalars):
+            if tensors.get(n) is not None:
+                tensors[n] = tensors[n].to(dtypes.get(n, first.dtype))
+        operator = self._packed if "packed" in tensors else self._apart
+        o, last = operator.call(*tensors.values(), heads=H, rows=N, form=form, backend=backend)
         return o, last
 
     def backend(self, device: torch.device | str, rows: int, columns: int) -> str:
@@ -229,11 +229,9 @@ class MatrixKernel(Compiled):
         return in_words(self.name, device, "reference", lambda *size: size[:2] == (rows, columns))
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks of the recurrence."""
         return problems.make_spec(self.cell, self, self.fused, self._apart, self._packed)
 
     def specs(self) -> tuple[KernelSpec, ...]:
-        """All that `elman verify` checks, the step of decoding among them: give it as `Variant(kernels=….specs())`."""
         return self.spec(), self._step.spec()
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
@@ -242,7 +240,8 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        steps, parsed = 101 if self.cell.delta and rows > 32 else 49, Form.parse(form)
+        parsed = Form.parse(form)
+        steps = 101 if self.cell.delta and rows > 32 else 49
         batches = (2, 70) if self.cell.vectors and rows > 64 else (2,)  # a GPU divides few heads among more blocks
         return [
             problems.case(

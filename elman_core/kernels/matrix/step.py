@@ -30,7 +30,6 @@ class Step(Compiled):
         register(self)
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks: outputs only."""
         return self._spec()
 
     def takes(self, like: Tensor, problem: Callable[[], tuple[int, int, str]]) -> bool:

@@ -84,13 +84,13 @@ class RowsKernel(Compiled):
         wide = compute_dtype(q_BTGK)
         asked: Backend = "reference" if backend == "auto" and wide == torch.float64 else backend
         cpu = pays(q_BTGK, T, H * K * V)
-        if (chosen := choose(self.name, asked, q_BTGK, lambda: (K, V), "reference", cpu=cpu)) == "reference":
+        chosen = choose(self.name, asked, q_BTGK, lambda: (K, V), "reference", cpu=cpu)
+        if chosen == "reference":
             return self.reference(*given)
         o, last = self._operator.call(*given, backend=chosen)
         return o, last
 
     def spec(self) -> KernelSpec:
-        """What `elman verify` checks."""
         return self._operator.spec(
             self,
             ("o", "S"),
@@ -122,4 +122,6 @@ def _gradients(_cell: Cell, values: Values) -> Values:
     """The gradients of the inputs: the shares of heads, of rows of the batch and of the state are added up."""
     q, k = (x if values["q"].shape == x.shape else x.sum(2, keepdim=True) for x in (values["dq"], values["dk"]))
     found = {"q": q, "k": k, "v": values["dv"], "f": values["df"], "w": values["dw"].sum((0, 2)).to(values["w"].dtype)}
-    return found | ({"S0": values["ds0"]} if values["needs"]["S0"] else {})
+    if values["needs"]["S0"]:
+        found["S0"] = values["ds0"]
+    return found
