@@ -58,19 +58,23 @@ class Metrics:
 
     def step_at(self, size: int) -> int:
         """The last step by which at most so many bytes were seen; 0 if that is unknown, or the last of the run."""
-        steps, end = self.columns["step"], bisect.bisect_right(self.columns["bytes_seen"], size)
-        return int(steps[end - 1]) if 0 < end < len(self) and steps[end] == steps[end - 1] + 1 else 0
+        steps = self.columns["step"]
+        end = bisect.bisect_right(self.columns["bytes_seen"], size)
+        known = 0 < end < len(self) and steps[end] == steps[end - 1] + 1
+        return int(steps[end - 1]) if known else 0
 
     def mean_loss(self, step: int | None = None) -> float | None:
         """Mean loss over the targets of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if a
         step is missing, or no target counts."""
         steps = self.columns["step"]
-        last = step if step is not None else int(steps[-1]) if steps else 0
-        count, end = min(WINDOW, last), bisect.bisect_right(steps, last)
+        if step is None:
+            step = int(steps[-1]) if steps else 0
+        count = min(WINDOW, step)
+        end = bisect.bisect_right(steps, step)
         losses, shares = (self.columns[name][max(0, end - count) : end] for name in ("loss", "counted"))
-        whole = 0 < count == len(losses) and steps[end - count] == last - count + 1
-        whole = whole and all(map(math.isfinite, (*losses, *shares))) and any(shares)
-        return statistics.fmean(losses, shares) if whole else None
+        whole = 0 < count == len(losses) and steps[end - count] == step - count + 1
+        known = all(map(math.isfinite, (*losses, *shares)))
+        return statistics.fmean(losses, shares) if whole and known and any(shares) else None
 
     def summary(self) -> dict[str, Any]:
         """The figures of a run so far: last held-out bits per byte, mean loss of the last 100 steps, median tok/s, peak memory,
@@ -179,7 +183,12 @@ def progress(run: Path, id: str | None = None) -> Progress | None:
     scored = [line["bits_per_byte"] for line in lines if line["kind"] == "evaluation" and "bits_per_byte" in line]
     if not steps:
         return None
-    last, losses = steps[-1], [_number(line.get("loss")) for line in steps[-20:] if line.get("counted", 1)]
-    speed, seconds = _number(last.get("tok_s")), _number(last.get("seconds"))
-    loss = statistics.fmean(losses) if losses else math.nan
-    return Progress(last["step"], loss, speed, seconds, scored[-1] if scored else None)
+    last = steps[-1]
+    losses = [_number(line.get("loss")) for line in steps[-20:] if line.get("counted", 1)]
+    return Progress(
+        step=last["step"],
+        loss=statistics.fmean(losses) if losses else math.nan,
+        tok_s=_number(last.get("tok_s")),
+        seconds=_number(last.get("seconds")),
+        bits_per_byte=scored[-1] if scored else None,
+    )

@@ -77,11 +77,8 @@ def require_text(*names: str | Path | None) -> None:
 
 
 def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
-    """The descriptor of a regular file; for writing not through a link. A pipe or a device is refused, not waited for.
-
-    Raises:
-        OSError: it is something else, or cannot be opened.
-    """
+    """The descriptor of a regular file; for writing not through a link. Raises `OSError`: it cannot be opened, or is something
+    else: a pipe or a device is refused, not waited for."""
     nofollow = getattr(os, "O_NOFOLLOW", 0) if flags & (os.O_WRONLY | os.O_RDWR) else 0
     try:
         descriptor = os.open(path, flags | nofollow | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -286,7 +283,10 @@ def remove_leftovers(parent: Path) -> None:
     if parent.is_dir():
         for path in parent.iterdir():
             if path.name.startswith((PARTIAL, DOOMED)):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def checksums(folder: Path) -> dict[str, dict[str, Any]]:

@@ -96,7 +96,7 @@ def far(x: Tensor) -> Tensor:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
     strides = (x.shape[1] * step, step, *x[0, 0].contiguous().stride())
     made = torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
-    assert made.data_ptr() in (launch.timed(made).data_ptr(), launch.readable(made).data_ptr()), "it would be copied"
+    assert made.data_ptr() in (launch.aligned(made).data_ptr(), launch.readable(made).data_ptr()), "it would be copied"
     return made
 
 

@@ -17,18 +17,8 @@ from torch import Tensor
 
 from elman_core.registry.errors import ConfigError, KernelError, KernelUnavailableError
 
-from . import launch
+from . import launch, runtime
 from .build import Extension, build_all, find, local_arch
-from .runtime import (
-    CPU_DTYPES,
-    caller,
-    constant_when_compiled,
-    load_or_warn,
-    mode,
-    refuse_transforms,
-    transformed,
-    warn,
-)
 from .spec import Backend, Case, KernelSpec
 from .toolchain import find_host_compiler, host_architecture, python_include_dirs
 from .verify_cache import ensure_verified
@@ -80,10 +70,10 @@ def register(kernel: Compiled) -> None:
     """Let `runs` find this kernel by its name. Raises `ConfigError`: another one has it."""
     if kernel.name in _kernels:
         raise ConfigError(
-            f"{_owners[kernel.name]} has a kernel of this name ({kernel.name}), too: choose another in {caller()}"
+            f"{_owners[kernel.name]} has a kernel of this name ({kernel.name}), too: choose another in {runtime.caller()}"
         )
     _kernels[kernel.name] = kernel
-    _owners[kernel.name] = caller()
+    _owners[kernel.name] = runtime.caller()
 
 
 def registered(package: str) -> dict[str, str]:
@@ -127,7 +117,7 @@ def pays(like: Tensor, steps: int, elements: int) -> bool:
     Below, plain PyTorch takes less time than compiling and verifying. Compiled by `torch.compile`, it runs, too. Steps count as
     their highest power of two: texts that share it may be padded to the longest without another back end.
     """
-    if torch.compiler.is_compiling() or not like.is_cpu or like.dtype not in CPU_DTYPES:
+    if torch.compiler.is_compiling() or not like.is_cpu or like.dtype not in runtime.CPU_DTYPES:
         return False
     steps = max(steps, _as_if)
     return steps >= SHORTEST and elements << steps.bit_length() - 1 >= _LEAST_WORK
@@ -159,7 +149,7 @@ def choose(
         NotImplementedError: a back end was named under torch.func.
     """
     if asked == "auto":
-        if transformed():
+        if runtime.transformed():
             return "reference"
         if cpu:
             return "cpu" if runs(name, like, *problem(), cpu=True) else plain
@@ -168,7 +158,7 @@ def choose(
         names = "auto, torch, cuda, host" if plain == "torch" else "auto, cuda, host"
         raise ConfigError(f"{name}: backend must be {names} or reference, not {asked!r}")
     if asked != "reference":
-        refuse_transforms(name)
+        runtime.refuse_transforms(name)
     there = like.is_cuda if asked == "cuda" else like.is_cpu
     if asked in ("cuda", "cpu", "host", "emulated") and not there:
         raise KernelError(f"{name}: backend {asked!r} cannot run on tensors on {like.device}")
@@ -185,10 +175,10 @@ def runs(name: str, like: Tensor, *problem: Any, cpu: bool = False) -> bool:
     if _asked is not None:
         _asked[name, like.dtype, *problem] = None
         return False
-    return _decide(name, "cpu" if cpu else like.device.index, like.dtype, mode(), *problem)
+    return _decide(name, "cpu" if cpu else like.device.index, like.dtype, runtime.mode(), *problem)
 
 
-@constant_when_compiled
+@runtime.constant_when_compiled
 def _decide(name: str, index: int | Literal["cpu"] | None, dtype: torch.dtype, chosen: str, *problem: Any) -> bool:
     """`torch.compile` calls this while it traces. The arguments must be plain values, each by itself. index: of a GPU."""
     key = (name, index, dtype, chosen, *problem)
@@ -200,19 +190,19 @@ def _decide(name: str, index: int | Literal["cpu"] | None, dtype: torch.dtype, c
 def _prepare(kernel: Compiled, index: int | Literal["cpu"] | None, dtype: torch.dtype, problem: Problem) -> bool:
     if index == "cpu":
         cases = kernel.cases(dtype, *problem)
-        spec = load_or_warn(kernel.name, lambda: _compiled(kernel.spec(), cases))
+        spec = runtime.load_or_warn(kernel.name, lambda: _compiled(kernel.spec(), cases))
         if spec is None:
             return False
         ensure_verified(spec, cases, "threads over rows and heads", "cpu")
         return True
     with torch.cuda.device(-1 if index is None else index):
-        plan = load_or_warn(kernel.name, lambda: kernel.prepare(dtype, *problem))
+        plan = runtime.load_or_warn(kernel.name, lambda: kernel.prepare(dtype, *problem))
         if plan is None:
             return False
         try:
             ensure_verified(kernel.spec(), kernel.cases(dtype, *problem), plan)
         except KernelUnavailableError as error:
-            warn(kernel.name, error)
+            runtime.warn(kernel.name, error)
             return False
     return True
 
@@ -236,7 +226,7 @@ def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[.
     kind = device.type
     if kind != "cuda" and not (kind == "cpu" and _kernels[name].cpu):
         return plain
-    if mode() == "off":
+    if runtime.mode() == "off":
         return f"{plain} (ELMAN_KERNELS=off)"
     index: Any = "cpu"
     if kind == "cuda":

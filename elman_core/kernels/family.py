@@ -115,7 +115,8 @@ class Family:
         """What the launcher reads: (name, dtype, shape, first dimension with a stride, strides, whether a list)."""
         made: list[tuple[Any, ...]] = []
         for row in (*self.inputs, *self.outputs, *self.arriving, *self.kept, *self.gradients, *self.members):
-            dtype, first = "storage" if row.dtype == "kept" else row.dtype, (row.shape or "").find(row.strides[:1])
+            dtype = "storage" if row.dtype == "kept" else row.dtype
+            first = (row.shape or "").find(row.strides[:1])
             made.append((row.name, dtype, row.shape, first, len(row.strides), row.listed))
         made += [(name, "int", None, 0, 0, False) for name in self.numbers.split()]
         return (*made, *((name, "float", None, 0, 0, False) for name in self.reals.split()))
@@ -134,7 +135,9 @@ class Family:
 
     def draw(self, cell: Any, case: Case, generator: torch.Generator) -> Inputs:
         """Random inputs of a verification by the names of a call, in the dtypes of the table. h0 is 0 in a bare case."""
-        sizes, wide, made = dict(case.sizes), compute_dtype(case.dtype), Inputs()
+        made: Inputs = {}
+        wide = compute_dtype(case.dtype)
+        sizes = dict(case.sizes)
         self.derive(cell, sizes, {"keep": False, "backend": "host", **case.options})
         for row in self.inputs:
             shape = [sizes[letter] for letter in (row.shape or "")[row.stacked :]]
@@ -147,6 +150,8 @@ class Family:
                 elif row.dtype == "bool":
                     made[name] = torch.rand(shape, generator=generator) < 0.2
                 else:
-                    drawn = row.draw(torch.randn(shape, generator=generator)) * (not (row.name == "h0" and case.bare))
+                    drawn = row.draw(torch.randn(shape, generator=generator))
+                    if row.name == "h0" and case.bare:
+                        drawn = torch.zeros_like(drawn)
                     made[name] = drawn.to(wide if row.dtype in ("compute", "either") else case.dtype)
         return cell.adjusted(made, case)

@@ -143,7 +143,7 @@ def rows_like(x: Tensor) -> Tensor:
     return made if made.stride(-1) == 1 else x.new_empty(x.shape)
 
 
-def aligned(x: Tensor, align: int) -> Tensor:
+def aligned(x: Tensor, align: int = ALIGNMENT) -> Tensor:
     """x itself if a kernel can read it in place (time steps evenly apart, the rest adjacent, rows aligned), else a copy.
 
     `align` 0 requires no alignment beyond the elements'. The host reads contiguous tensors only.
@@ -158,11 +158,6 @@ def aligned(x: Tensor, align: int) -> Tensor:
     if adjacent and even and far and apart and (x.is_cuda or align):
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def timed(x: Tensor) -> Tensor:
-    """`aligned` for the widest load of a kernel."""
-    return aligned(x, ALIGNMENT)
 
 
 def evenly(x: Tensor) -> Tensor:

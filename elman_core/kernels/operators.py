@@ -23,13 +23,18 @@ class _Signature:
     def __init__(
         self, cell: Any, rows: Sequence[Row], kept: Sequence[Row], constants: Sequence[str], results: Sequence[Row]
     ) -> None:
-        words, self.parameters, self._known = list[str](), list[str](), dict[str, None]()
-        self.places, self.found = list[tuple[str, Any]](), list[tuple[str, Any]]()
-        self._sizes, self._given = list[str](), list[tuple[str, str, str]]()
+        words: list[str] = []
+        self.parameters: list[str] = []
+        self.places: list[tuple[str, Any]] = []
+        self.found: list[tuple[str, Any]] = []
+        self._known: dict[str, None] = {}
+        self._sizes: list[str] = []
+        self._given: list[tuple[str, str, str]] = []
         likes: dict[tuple[str | None, str], str] = {}
         for row in (*rows, *kept):
             names = [f"{row.name}{i}" for i in range(len(row.of(cell)))] if row.listed else [row.name]
-            self.places.append((row.name, slice(len(words), len(words) + len(names)) if row.listed else len(words)))
+            first = len(words)
+            self.places.append((row.name, slice(first, first + len(names)) if row.listed else first))
             self.parameters += names
             words += [f"Tensor{'?' * row.optional} {name}" for name in names]
             self._given.append(_argument(row, names, row in kept))
@@ -125,7 +130,8 @@ def _operands(cell: Any, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 def _straight(name: str, parameters: Sequence[str], lines: Sequence[str], known: Values) -> Callable[..., Any]:
     """A function of these lines. known: what it reads beside its parameters, as "_name"."""
     scope: Values = {f"_{each}": value for each, value in (_NAMES | known).items()}
-    source, title = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines]), f"<elman::{name}>"
+    source = "\n    ".join([f"def {name}({', '.join(parameters)}):", *lines])
+    title = f"<elman::{name}>"
     linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title  # shown in tracebacks
     exec(compile(source, title, "exec"), scope)
     made: Callable[..., Any] = scope[name]
@@ -137,17 +143,19 @@ def _argument(row: Row, names: Sequence[str], may_be_empty: bool) -> tuple[str, 
     each = list(names)
     if not row.as_is:
         by_rows = row.strides and (row.shape or "").startswith(row.strides)
-        arrange = "_readable" if by_rows else "_timed" if row.strides else "_whole"
+        arrange = "_readable" if by_rows else "_aligned" if row.strides else "_whole"
         if row.dtype == "storage" and row.takes is not None:
             each = [f"{x} if {x}.dtype is _stored else {x}.to(_stored)" for x in each]
         each = [f"{arrange}({x})" for x in each]
     if row.listed:
         return "", row.name, f"[{', '.join(each)}]"
-    return f"{row.name}.numel()" if may_be_empty else f"{row.name} is not None" * row.optional, row.name, each[0]
+    if may_be_empty:
+        return f"{row.name}.numel()", row.name, each[0]
+    return f"{row.name} is not None" if row.optional else "", row.name, each[0]
 
 
 _NAMES = {
-    "readable": launch.readable, "rows_like": launch.rows_like, "timed": launch.timed, "whole": launch.whole,
+    "readable": launch.readable, "rows_like": launch.rows_like, "aligned": launch.aligned, "whole": launch.whole,
     "empty_like": torch.empty_like, "stack": torch.stack, "is_grad_enabled": torch.is_grad_enabled,
     "float32": torch.float32, "float64": torch.float64,
 }  # fmt: skip
@@ -183,21 +191,24 @@ class Operator:
         self._backward = _Signature(cell, (*family.arriving, *read), family.kept, constants, family.gradients)
         self._words = [each.split()[1] for each in family.constants]
         name = f"{family.name}_{cell.name}".removesuffix(f"_{family.name}")
-        scope = {"operator": self, "cell": cell, "derive": family.derive}
         self.call = self._caller(name)
         parameters, lines = _operands(cell, family.inputs)
         self.operands = _straight(f"{name}_operands", parameters, [*lines, "return given"], {})
 
-        def functions(signature: _Signature, back: int) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
-            word, title = ("forward", "backward")[back], name + "_backward" * back
-            of = scope | {"plain": plain[back] if plain else None}
-            return f"{title}{signature.schema}", signature.function(title, word, **of), signature.function(title, **of)
+        def functions(
+            signature: _Signature, title: str, direction: str, plain: Any
+        ) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
+            known = {"operator": self, "cell": cell, "derive": family.derive, "plain": plain}
+            run = signature.function(title, direction, **known)
+            return f"{title}{signature.schema}", run, signature.function(title, **known)
 
+        plain_forward, plain_backward = plain or (None, None)
+        forward = functions(self._forward, name, "forward", plain_forward)
         if gradients is None:
-            self.op = operator(*functions(self._forward, 0))
+            self.op = operator(*forward)
             return
-        self._backward_op = operator(*functions(self._backward, 1))
-        self.op = operator(*functions(self._forward, 0), self._saver(name), self._differentiate)
+        self._backward_op = operator(*functions(self._backward, f"{name}_backward", "backward", plain_backward))
+        self.op = operator(*forward, self._saver(name), self._differentiate)
 
     def _caller(self, name: str) -> Callable[..., Sequence[Tensor]]:
         """What `call` is: with the back end "reference", autograd differentiates plain PyTorch."""
@@ -210,7 +221,8 @@ class Operator:
             lines.append(f"if backend == 'reference': return _plain(_cell, _values(given))[:{count}]")
         lines.append(f"return _operator.op(*given)[:{count}]")
         constants = [f"{word}='cuda'" if word == "backend" else word for word in self._words if word != "keep"]
-        known = {"operator": self, "cell": self.cell, "values": self._forward.values, "plain": [*self._plain, None][0]}
+        plain = self._plain[0] if self._plain else None
+        known = {"operator": self, "cell": self.cell, "values": self._forward.values, "plain": plain}
         return _straight(f"{name}_call", [*parameters, *constants], lines, known)
 
     def spec(
@@ -266,7 +278,8 @@ class Operator:
         return _straight(f"{name}_save", ("ctx", "inputs", "output"), lines, {})
 
     def _differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, arriving = ctx.saved_tensors, list(gradients[: len(self.family.outputs)])
+        saved = ctx.saved_tensors
+        arriving = list(gradients[: len(self.family.outputs)])
         for i, (shape, dtype) in enumerate(ctx.outputs):
             if arriving[i] is None:
                 arriving[i] = next(x for x in saved if x is not None).new_zeros(shape, dtype=dtype)
@@ -274,7 +287,8 @@ class Operator:
         values = self._backward.values(given)
         values |= self._backward.made(self._backward_op(*given))
         values["needs"] = self._forward.values(ctx.needs_input_grad)
-        found, made = cast(Any, self._gradients)(self.cell, values), [None] * len(ctx.needs_input_grad)
+        found = cast(Any, self._gradients)(self.cell, values)
+        made = [None] * len(ctx.needs_input_grad)
         for name, place in self._forward.places:
             if name in found:
                 made[place] = found[name]

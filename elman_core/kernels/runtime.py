@@ -52,11 +52,7 @@ def compute_dtype(*of: Tensor | torch.dtype | None) -> torch.dtype:
 
 
 def mode() -> Mode:
-    """The value of ELMAN_KERNELS.
-
-    Raises:
-        ConfigError: it is none of auto, off and require.
-    """
+    """The value of ELMAN_KERNELS. Raises `ConfigError`: it is none of auto, off and require."""
     value = os.environ.get("ELMAN_KERNELS", "auto")
     if value not in get_args(Mode):
         raise ConfigError(f"ELMAN_KERNELS must be auto, off or require, not {value!r}")

@@ -32,6 +32,9 @@ Backend = Literal["auto", "torch", "cuda", "cpu", "host", "emulated", "reference
     host       the same cell header in C++ loops, for tests: runs only if asked for by name
     emulated   the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
     reference  the variant's own slow, obvious function, differentiated by autograd: the truth for all of them
+
+A call raises ConfigError for shapes, dtypes or devices that do not fit together, KernelError where the named back end cannot
+run it, and NotImplementedError for any but "reference" named under torch.func.
 """
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
@@ -40,7 +43,8 @@ Outputs = dict[str, Tensor]
 def limit(name: str, **counts: tuple[int | Sequence[str], int, int]) -> None:
     """Raise `ConfigError` for a count, or names, beyond what the skeletons take: `what=(given, least, most)`."""
     for what, (given, least, most) in counts.items():
-        words, count = what.replace("_", " "), given if isinstance(given, int) else len(given)
+        words = what.replace("_", " ")
+        count = given if isinstance(given, int) else len(given)
         if isinstance(given, str):
             raise ConfigError(f"{name}: {words} are a tuple of names, not a string: write ({given!r},)")
         if not least <= count <= most:

@@ -232,11 +232,7 @@ def read_record(spec: KernelSpec) -> dict[str, Any]:
 
 
 def check_inputs(spec: KernelSpec, cases: Sequence[Case]) -> None:
-    """Draw the inputs of cases on the CPU, and compute the reference, forward and backward.
-
-    Raises:
-        InputsError: it is not finite.
-    """
+    """Draw inputs of cases on the CPU and compute the reference, forward and backward. Raises `InputsError`: not finite."""
     with _full_precision_products():
         for case in cases:
             generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))

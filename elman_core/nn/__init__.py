@@ -38,13 +38,12 @@ from .swiglu import SwiGLU, SwiGLUConfig
 from .wrapper import WrapperConfig, WrapperMixer
 
 __all__ = [
-    "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "GatesMixer", "InputGatedMixer",
-    "LowRank",
-    "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig", "MatrixWrapperMixer", "RMSNorm",
-    "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig", "WrapperMixer", "add_rms_norm",
-    "aligned", "causal_conv", "columns", "compute_dtype", "dense_reference", "each_step", "full_precision", "gate", "hold",
-    "invariant_linear", "is_bare", "is_unhooked",
-    "l2_normalize", "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "matrix_reference",
-    "orthogonal_", "restart", "s4d_", "scaled_once", "self_gate", "spare_rows", "time_major", "with_spare", "without_autocast",
+    "CausalConv", "ComputedWeight", "DenseMixer", "ElementwiseForm", "ElementwiseMixer", "GatesMixer",
+    "InputGatedMixer", "LowRank", "MatrixConfig", "MatrixForm", "MatrixMixer", "MatrixWrapperConfig",
+    "MatrixWrapperMixer", "RMSNorm", "RecurrentMatrixConfig", "SpectralNorm", "SwiGLU", "SwiGLUConfig", "WrapperConfig",
+    "WrapperMixer", "add_rms_norm", "aligned", "causal_conv", "columns", "compute_dtype", "dense_reference",
+    "each_step", "full_precision", "gate", "hold", "invariant_linear", "is_bare", "is_unhooked", "l2_normalize",
+    "linear", "linear_cross_entropy", "linears", "mamba_decay", "mamba_decay_", "matrix_reference", "orthogonal_",
+    "restart", "s4d_", "scaled_once", "self_gate", "spare_rows", "time_major", "with_spare", "without_autocast",
     "xavier_uniform_",
 ]  # fmt: skip

@@ -67,11 +67,7 @@ class Mixer(nn.Module):
         return super().__call__(x_BTD, state, *more, **named)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        state: State | None = None,
-        mask_BT: Tensor | None = None,
-        starts_BT: Tensor | None = None,
+        self, x_BTD: Tensor, state: State | None = None, mask_BT: Tensor | None = None, starts_BT: Tensor | None = None
     ) -> tuple[Tensor, State]:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 

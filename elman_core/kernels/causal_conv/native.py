@@ -14,11 +14,7 @@ from .spec import FAMILY, NAME
 
 
 def extension(dtype: torch.dtype = torch.bfloat16, taps: int = 4, target: Target = "cuda") -> Extension:
-    """What is compiled for a storage dtype and K.
-
-    Raises:
-        KernelError: there is no kernel for these, or the sources are not installed.
-    """
+    """What is compiled for a storage dtype and K. Raises `KernelError`: there is no kernel for these, or no source."""
     if not 2 <= taps <= 64:
         raise KernelError(f"{NAME}: kernels take 2 to 64 taps, not {taps}")
     return build.for_target(NAME, NAME, target, taps, DTYPE=dtype, TAPS=taps)

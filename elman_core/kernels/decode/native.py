@@ -77,23 +77,20 @@ def _rest(weights: Sequence[Tensor]) -> bool:
 
 
 def run(cell: Cell, _function: str, given: Values, values: Values) -> None:
-    """As `Operator` calls it.
-
-    Raises:
-        KernelError: tensors do not fit together, there are too many rows, the dtype is not supported, or the launch failed.
-    """
-    shared = isinstance(cell, SharedCell)
-    if not shared:
+    """As `Operator` calls it. Raises `KernelError`: too many rows, another dtype or shape than it takes, or a failed launch."""
+    if isinstance(cell, SharedCell):
+        family, own = cell.family, None
+    else:
+        family, own = STEP, cell
         w, v = values["w"], values["weight"]
         if v is None:
             given["u"] = given.pop("x")
         elif v.data_ptr() == w.data_ptr() and (v.shape, v.stride()) == (w.shape, w.stride()):
             given["weight"] = given["w"]  # which is then read once
-    family = cell.family if isinstance(cell, SharedCell) else STEP
     given |= {word: values[word] for word in ("activated", "eps") if word in values}
     like = values["logits" if "logits" in values else "x"]
     read_first = [*given.get("map", ()), *(given[name] for name in ("weight", "w") if name in given)]
     early = _rest(read_first) and _may_begin_early(like.device)
     with launch.on(like):
-        made = module(None if shared else cell, family, like.dtype, like.device.index)
+        made = module(own, family, like.dtype, like.device.index)
         made.run("", early=early, stream=launch.stream(like), **given)

@@ -37,11 +37,7 @@ _error_words: dict[int, tuple[Tensor, ctypes.c_int32]] = {}
 
 
 def run(cell: DenseCell, function: str, given: Values, values: Values) -> None:
-    """As `Operator` calls it.
-
-    Raises:
-        KernelError: the size or dtype is not supported, or an earlier launch gave up waiting.
-    """
+    """As `Operator` calls it. Raises `KernelError`: no support for the size or dtype, or an earlier launch gave up waiting."""
     first = "u" if cell.bare is None else "x"
     main = given["gy" if function == "backward" else first]
     with launch.on(main):
@@ -177,11 +173,8 @@ def capacity(
 
 
 def check_errors(device: torch.device) -> None:
-    """Raise if a launch on this device has given up waiting. Synchronise first to cover every launch so far.
-
-    Raises:
-        KernelTimeoutError: one did; its outputs are worthless.
-    """
+    """Raise `KernelTimeoutError` if a launch on this device has given up waiting: its outputs are worthless. Synchronise
+    first to cover every launch so far."""
     _, word = _error_words.get(_index(device), (None, None))
     if word is not None and word.value != 0:
         word.value = 0
@@ -192,11 +185,7 @@ def check_errors(device: torch.device) -> None:
 
 
 def error_word(device: torch.device) -> int:
-    """The address of the pinned word that a launch on this device sets when it gives up waiting.
-
-    Raises:
-        KernelTimeoutError: an earlier launch gave up, as `check_errors` says.
-    """
+    """The address of the pinned word that a launch on this device sets when it gives up waiting. Raises as `check_errors`."""
     check_errors(device)
     index = _index(device)
     if index not in _error_words:

@@ -4,8 +4,8 @@ The op is the recurrence over all time steps
 
     a_t = W h_{t-1} + u_t,   (h_t, y_t) = cell(a_t, h_{t-1}, e_t)
 
-It is registered with `torch.library` as `elman::dense_NAME`, with its backward `elman::dense_NAME_backward`, for FakeTensor,
-`torch.compile` and CUDA graphs. Every `Backend` computes it; on a CPU, "auto" runs a kernel in training alone.
+It is the operator `elman::dense_NAME`, with its backward. Every `Backend` computes it; on a CPU, "auto" runs a kernel in
+training alone.
 
 A call with the projection in front of the recurrence may run both in one launch on a GPU: a single step without gradients
 (`decode/step.py`) or, if W itself is the projection, all steps (`recurrence.py`). The kernel decides that by itself.
@@ -25,18 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from elman_core.kernels import runtime
 from elman_core.kernels.decode.step import MOST_EXTRAS, Step
 from elman_core.kernels.dispatch import FEW, choose, in_words, launches, runs, trains
-from elman_core.kernels.runtime import (
-    Wanted,
-    autocast_dtype,
-    check,
-    invariant_linear,
-    refuse_transforms,
-    spare_rows,
-    transformed,
-    with_spare,
-)
 from elman_core.kernels.spec import Backend, Inputs, KernelSpec, limit
 from elman_core.registry.errors import ConfigError
 
@@ -60,8 +51,7 @@ class DenseKernel:
         blocks: whether W is block-diagonal, given as its S blocks (S, d / S, d / S): independent slots in one launch.
         accumulates: for a state that keeps everything, the extra (logits of a gate) that scales what a step adds to it.
             Verification then draws logits near -log T: rounding would decide the gradient of a state that grows with T.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
-        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given. adjust: as in `Cell`.
     """
 
     def __init__(
@@ -92,7 +82,7 @@ class DenseKernel:
             readout=readout, update=update, extras=tuple(extras), uses_a=uses_a, accumulates=accumulates, blocks=blocks,
         )  # fmt: skip
         wanted = TIED.wanted(self.cell)
-        self._wanted = {"u": wanted.pop("x"), **wanted} | ({"w": Wanted("Snn", "computed")} if blocks else {})
+        self._wanted = {"u": wanted.pop("x"), **wanted} | ({"w": runtime.Wanted("Snn", "computed")} if blocks else {})
         self._plain = Recurrence(self.cell, self)
         tied_cell = replace(self.cell, name=f"{name}_tied_silu", bare=self.cell)
         self._tied = Recurrence(tied_cell, self) if tied else None
@@ -119,15 +109,10 @@ class DenseKernel:
             starts_TB: bool; where True the state is set to 0 before the step, masked or not.
             v: (d, K); may be W itself. b: (d,).
             silu: whether x passes SiLU first.
-            backend: as `Backend` in kernels/spec.py says.
+            backend: as `Backend` in kernels/spec.py says, with what a call raises.
 
         Returns:
             y (T, B, d) in the dtype of u, and h_T (B, d) in float32 (float64 for float64).
-
-        Raises:
-            ConfigError: shapes, dtypes or devices do not fit together.
-            KernelError: the named back end cannot run this call.
-            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         count = len(self.cell.extras)
         extras = list(rest[:count])
@@ -142,7 +127,7 @@ class DenseKernel:
             if backend == "auto" and self._step is not None and self._step.takes(x_TBK, v, w_dd, mask_TB, starts_TB):
                 return self._step(F.silu(x_TBK) if silu else x_TBK, v, b, *extras, w_dd, h0_Bd)
             if v is w_dd and b is not None and silu and self._tied is not None:
-                narrow_TBd = x_TBK.to(autocast_dtype(x_TBK))
+                narrow_TBd = x_TBK.to(runtime.autocast_dtype(x_TBK))
                 if self._is_tied(self._tied, narrow_TBd, backend, starts_TB is not None):
                     recurrence = self._tied
                     u_TBd = narrow_TBd
@@ -150,21 +135,21 @@ class DenseKernel:
         if recurrence is self._plain:
             u_TBd = F.silu(u_TBd) if silu else u_TBd
             if v is not None:
-                u_TBd = invariant_linear(u_TBd, v, None if b is None else b.to(v.dtype))
+                u_TBd = runtime.invariant_linear(u_TBd, v, None if b is None else b.to(v.dtype))
             elif b is not None:
                 u_TBd = u_TBd + b.to(u_TBd.dtype)
             b = None
-        sizes = check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b, h0_Bd, mask_TB, starts_TB))
+        sizes = runtime.check(recurrence.name, self._wanted, (u_TBd, *extras, w_dd, b, h0_Bd, mask_TB, starts_TB))
         slots = sizes.get("S", 1)
         if self.cell.blocks and slots * sizes["n"] != sizes["d"]:
             raise ConfigError(
                 f"{self.name}: w must be ({slots}, d, d) with d = {sizes['d']} / {slots}, not {sizes['n']}"
             )
         rows = u_TBd.shape[1]
-        spare = spare_rows(rows, u_TBd) if backend == "auto" else 0
+        spare = runtime.spare_rows(rows, u_TBd) if backend == "auto" else 0
         if spare:
-            u_TBd, mask_TB, starts_TB, *extras = with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
-            (h0_Bd,) = with_spare(spare, 0, h0_Bd)
+            u_TBd, mask_TB, starts_TB, *extras = runtime.with_spare(spare, 1, u_TBd, mask_TB, starts_TB, *extras)
+            (h0_Bd,) = runtime.with_spare(spare, 0, h0_Bd)
         T, B, d = u_TBd.shape
         cpu = trains(u_TBd, T, d)
 
@@ -183,11 +168,11 @@ class DenseKernel:
         if x_TBd.dim() != 3 or x_TBd.dtype not in CUDA_DTYPES or not (launches(x_TBd) or backend == "emulated"):
             return False
         rows, width = map(int, x_TBd.shape[1:])
-        if backend == "auto" and not transformed():
+        if backend == "auto" and not runtime.transformed():
             return runs(tied.name, x_TBd, rows, width, 1, packed)
         if backend not in ("cuda", "emulated"):
             return False
-        refuse_transforms(tied.name)
+        runtime.refuse_transforms(tied.name)
         return native.plan_for(tied.cell, rows, width, x_TBd.dtype, x_TBd.device.index, 1, packed).kind != "steps"
 
     def spec(self) -> KernelSpec:

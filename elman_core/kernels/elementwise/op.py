@@ -4,10 +4,9 @@ The op is the recurrence over all time steps, in which channels and rows are ind
 
     (h_t, y_t) = cell(h_{t-1}, x_t, p)        h: one state or more, x: streams (T, B, d), p: learned vectors (d,)
 
-It is registered with `torch.library` as `elman::elementwise_NAME`, with its backward `elman::elementwise_NAME_backward`, for
-FakeTensor, `torch.compile` and CUDA graphs. Every `Backend` computes it; on a CPU, "auto" runs a kernel in training alone. On a
-GPU the forward keeps the states of every 16th step, and the backward computes the others again; a single step without
-gradients, as in decoding, has its own launch.
+It is the operator `elman::elementwise_NAME`, with its backward. Every `Backend` computes it; on a CPU, "auto" runs a kernel in
+training alone. On a GPU the forward keeps the states of every 16th step, and the backward computes the others again; a single
+step without gradients, as in decoding, has its own launch.
 
 Shapes: T time, B batch, d width, S states.
 """
@@ -42,8 +41,7 @@ class ElementwiseKernel(Compiled):
         streams: names of the tensors (T, B, d) that the cell reads, at most 6.
         vectors: names of its learned vectors (d,), at most 8.
         states: names of its states, at most 4.
-        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given. adjust: as in `Cell`.
     """
 
     cpu = True
@@ -80,15 +78,10 @@ class ElementwiseKernel(Compiled):
             vectors: (d,) each. states: the states before the first step, (B, d) each. Both in any floating dtype.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
-            backend: as `Backend` in kernels/spec.py says.
+            backend: as `Backend` in kernels/spec.py says, with what a call raises.
 
         Returns:
             y (T, B, d) in the dtype of the streams, and the states (B, d) in float32 (float64 for float64).
-
-        Raises:
-            ConfigError: shapes, dtypes or devices do not fit together.
-            KernelError: the named back end cannot run this call.
-            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         if not self._least <= len(given) <= len(self._wanted):
             names = (f"{name}{'=None' * each.optional}" for name, each in self._wanted.items())

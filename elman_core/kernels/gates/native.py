@@ -115,11 +115,7 @@ def settled(
 
 
 def run(cell: GatesCell, function: str, given: Values, values: Values) -> None:
-    """As `Operator` calls it.
-
-    Raises:
-        KernelError: the module cannot be built or run, or an earlier launch gave up waiting.
-    """
+    """As `Operator` calls it. Raises `KernelError`: the module cannot be built or run, or an earlier launch gave up waiting."""
     main = given["u" if function == "forward" else "gy"]
     batch = main.shape[1]
     rows, columns = given["w"].shape

@@ -4,9 +4,9 @@
 
 p and u have k parts of d channels, the gates: a step has k products of the same h. s is up to three further states. With H
 heads, W is block-diagonal: each head is such a recurrence of d / H channels, whose gates lie behind those of the head before.
-The op is registered with `torch.library` as `elman::gates_NAME`, with its backward `elman::gates_NAME_backward`. Every
-`Backend` computes it; on a CPU, "auto" runs a kernel in training alone. On a GPU it is one persistent launch: sm_90 and newer,
-16-bit storage, d (with heads, d / H) a multiple of 64 up to 1024.
+It is the operator `elman::gates_NAME`, with its backward. Every `Backend` computes it; on a CPU, "auto" runs a kernel in
+training alone. On a GPU it is one persistent launch: sm_90 and newer, 16-bit storage, d (with heads, d / H) a multiple of 64 up
+to 1024.
 
 Shapes: T time, B batch, d width, G = k d, c = d / H.
 """
@@ -46,8 +46,7 @@ class GatesKernel(Compiled):
         inner: of a staged cell, `inner(p, u, h)` in PyTorch: what the last product is of, in place of h. It reads the first
             k - 1 of p. Such a cell has no back end torch and no heads.
         states: names of the states: h and at most three more.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
-        cell: the C++ name of the cell; "elman::NAME::Cell" unless given.
+        cell: the C++ name of the cell; "elman::NAME::Cell" unless given. adjust: as in `Cell`.
     """
 
     cpu = True
@@ -98,15 +97,10 @@ class GatesKernel(Compiled):
             states: the states before the first step, (B, d) each.
             mask: (T, B), bool; where False the states are held, y is 0, and gradients flow back only through the states.
             starts: (T, B), bool; where True the states are set to 0 before the step, masked or not.
-            backend: as `Backend` in kernels/spec.py says.
+            backend: as `Backend` in kernels/spec.py says, with what a call raises.
 
         Returns:
             y (T, B, d) in the dtype of u, and the states (B, d) in float32 (float64 for float64).
-
-        Raises:
-            ConfigError: shapes, dtypes or devices do not fit together.
-            KernelError: the named back end cannot run this call.
-            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         d = next((h.shape[-1] for h in states if isinstance(h, Tensor)), w_Gc.shape[-1])
         heads = max(1, d // w_Gc.shape[-1]) if self.cell.inner is None else 1

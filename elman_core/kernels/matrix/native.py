@@ -30,11 +30,7 @@ _BATCHED = {row.name for row in _ROWS if (row.shape or "B")[0] in "B?"}
 
 
 def extension(cell: MatrixCell, target: Target, size: Size) -> Extension:
-    """What `kernels.build` compiles for a size.
-
-    Raises:
-        KernelError: there is no kernel for it (names the sizes that have one), or the sources are not installed.
-    """
+    """What is compiled for a size. Raises `KernelError`: no kernel has it (names the sizes that have one), or no source."""
     fits = size.rows % 4 == 0 and 4 <= size.rows <= 128 and 1 <= size.columns <= 4096
     if not fits or size.dtype not in DTYPES[target]:
         known = SUPPORTED + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[target])
@@ -97,18 +93,16 @@ def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any
 
 def run(cell: MatrixCell, function: str, given: Values, values: Values) -> None:
     """As `Operator` calls it. The kernel reads every input in place: as a tensor of its own, or as a slice of the packed one.
-
-    Raises:
-        KernelError: the module cannot be built or run.
-    """
+    Raises `KernelError`: the module cannot be built or run."""
     first = given["packed" if "packed" in given else "q"]
     H, N, form, target = (values[name] for name in ("heads", "rows", "form", "backend"))
-    _, _, _, V = (given["o"] if function == "forward" else given["dy"]).shape
+    V = given["o" if function == "forward" else "dy"].shape[3]
     step = target == "step"
     with launch.on(first):
         module = load(cell, "cuda" if step else target, Size(N, V, first.dtype, form, step), first.device.index)
         align = module.info()[2] if target != "host" else 0
-        if (packed := given.pop("packed", None)) is not None:
+        packed = given.pop("packed", None)
+        if packed is not None:
             widths = [H * N] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)
             keys = _heads(launch.aligned(packed, 0).split(widths, -1), H)
         else:
@@ -136,9 +130,12 @@ def _heads(parts: Sequence[Tensor], heads: int) -> list[Tensor]:
 def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> None:
     """The gradients; those of packed inputs are slices of one tensor if the kernel can write them."""
     _, width, align = module.info()
-    dpacked, dmamba, (B, T, H, V) = given.pop("dpacked", None), given.pop("dmamba", None), given["dy"].shape
-    given["dparam"], inside = list(given.pop("dparams", ())), False
+    dpacked = given.pop("dpacked", None)
+    dmamba = given.pop("dmamba", None)
+    B, T, H, V = given["dy"].shape
+    given["dparam"] = list(given.pop("dparams", ()))
     dscalar = given["dscalar"] = [x for x in given["dscalar"] if x.numel()]
+    inside = False
     if dpacked is not None:
         behind = dpacked.shape[2] - values["packed"].shape[2]
         widths = [H * values["rows"]] * (2 + len(cell.vectors)) + [H * V] * len(cell.lines)
@@ -147,7 +144,8 @@ def _backward(cell: MatrixCell, module: Any, given: Values, values: Values) -> N
         if inside:
             *slices, last = dpacked.split([*widths, behind], -1)
             made = [launch.evenly(x) for x in _heads(slices, H)]
-            dscalar[:1] = [last] if behind else dscalar[:1]
+            if behind:
+                dscalar[0] = last
         else:
             made = [dpacked.new_empty(B, T, H, n // H) for n in widths]
         given["dq"], given["dk"], *rows = made
@@ -213,7 +211,8 @@ def gradients(cell: MatrixCell, values: Values) -> Values:
     """The gradients of the inputs, from the results of a backward: shares of heads and of rows of the batch are added up."""
     scalars = zip(values["scalar"], values["dscalar"], strict=True)
     found: Values = {"scalar": [None if x is None else d for x, d in scalars]}
-    if (packed := values.get("packed")) is None:
+    packed = values.get("packed")
+    if packed is None:
         found |= {"q": values["dq"], "k": values["dk"], "vector": values["dvector"], "line": values["dline"]}
         if cell.shared:
             found |= {n: _shares(values[n], found[n]) for n in "qk"}

@@ -55,8 +55,7 @@ class MatrixKernel(Compiled):
         maps: the maps of the inputs before the recurrence that the variant uses. A call without maps uses the first, and
             `elman build` compiles it.
         rows: the sizes N = V that `elman build` compiles by default.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
-        cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given.
+        cell: the C++ type of the cell, or the name of the template; "elman::NAME::Cell" unless given. adjust: as in `Cell`.
 
     Raises:
         ConfigError: inputs that no cell can have.

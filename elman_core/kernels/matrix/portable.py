@@ -49,11 +49,13 @@ def recurrence(
     Returns:
         o (B, T, H, V) in the dtype of the first input, and S_T as the reference returns it.
     """
-    given, (heads, rows) = next(iter(tensors.values())), sizes
+    given = next(iter(tensors.values()))
     assert given is not None
+    heads, rows = sizes
+    batch = given.shape[0]
     made: dict[str, Any] = dict(tensors)
     state, mask, starts = (made.pop(name) for name in ("S0", "mask", "starts"))
-    dtype, batch = compute_dtype(*made.values()), given.shape[0]
+    dtype = compute_dtype(*made.values())
     if batch == heads == 1 and spare_rows(1, given):  # BLAS sums one product otherwise than each of several
         timed = [name for name, x in made.items() if x is not None and name not in (*cell.params, "A_log", "dt_bias")]
         made |= zip(timed, with_spare(1, 0, *(made[name] for name in timed)), strict=True)
@@ -61,10 +63,10 @@ def recurrence(
     with without_autocast(given):
         made = {name: None if x is None else x.to(dtype) for name, x in made.items()}
         if "packed" in made:
-            names, keys = ("q", "k", *cell.packed), [heads * rows] * (2 + len(cell.vectors))
+            keys = [heads * rows] * (2 + len(cell.vectors))
             values = (given.shape[2] - sum(keys)) // len(cell.lines)
             parts = made.pop("packed").split([*keys, *[values] * len(cell.lines)], -1)
-            made |= {n: x.unflatten(-1, (heads, -1)) for n, x in zip(names, parts, strict=True)}
+            made |= {n: x.unflatten(-1, (heads, -1)) for n, x in zip(("q", "k", *cell.packed), parts, strict=True)}
         for name in maps.silu:
             made[name] = F.silu(made[name])
         for name in maps.normalised:

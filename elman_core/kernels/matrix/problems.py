@@ -28,13 +28,13 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         if backend == "stored":
             o, state = stored(inputs, options)
             return {"o": o, "S": state}
-        names = cell.names if "q" in inputs else cell.names[len(cell.packed) :]
-        keys = ("q", "k") if "q" in inputs else ("packed",)
+        run, names = kernel, ("q", "k", *cell.names)
+        if "packed" in inputs:
+            run, names = fused, ("packed", *cell.names[len(cell.packed) :])
         named = {n: options[n] for n in ("n_state", "heads", *cell.options) if n in options}
-        named |= {word: inputs.get(n) for word, n in _WORDS.items()} | {"maps": options.get("maps", Maps())}
-        o, state = (kernel if "q" in inputs else fused)(
-            *(inputs.get(n) for n in (*keys, *names)), backend=backend, **named
-        )
+        named |= {word: inputs.get(n) for word, n in _WORDS.items()}
+        named["maps"] = options.get("maps", Maps())
+        o, state = run(*(inputs.get(n) for n in names), backend=backend, **named)
         return {"o": o, "S": state}
 
     def stored(inputs: Inputs, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,8 @@ def _sizes(inputs: Inputs, options: Mapping[str, Any]) -> tuple[int, int]:
 def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
     """The module for a case of these options."""
     on = [bool(options.get(n, False)) for n in cell.options]
-    given, packed = all(options.get(n, False) for n in cell.optional), bool(options.get("packed"))
+    given = all(options.get(n, False) for n in cell.optional)
+    packed = bool(options.get("packed"))
     return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed, options.get("wide", 0)))
 
 
@@ -174,9 +175,9 @@ def _emulated_cases(cell: MatrixCell) -> tuple[Case, ...]:
         case((2, 20, 3, 16, 16), torch.bfloat16, maps=cell.maps[0], fused=fused, masked=True),
         case((1, 18, 1, 8, 20), torch.bfloat16, on=every, packed=True),
     ]
-    if not cell.delta:
-        found.append(case((1, 18, 2, 36, 20), torch.bfloat16, maps=cell.maps[0], wide=every_wide(cell)))
     if cell.delta:
         words = {"masked": True, "packed": True}
         found.append(case((1, 37, 1, 52, 24), torch.bfloat16, maps=cell.maps[0], fused=fused, on=every, **words))
+    else:
+        found.append(case((1, 18, 2, 36, 20), torch.bfloat16, maps=cell.maps[0], wide=every_wide(cell)))
     return tuple(found)

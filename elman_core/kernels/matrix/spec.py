@@ -81,9 +81,10 @@ class Form:
     def parse(text: str) -> Form:
         """The form that `str` wrote."""
         bits, silu, normalised, shared, kinds, *special = text.split("_")
-        sets = int(silu), int(normalised), int(shared)
-        wide = next((int(word[4:]) for word in special if word != "packed"), 0)
-        return Form(tuple(x == "1" for x in bits), *sets, tuple(map(int, kinds)), "packed" in special, wide)
+        arguments = tuple(x == "1" for x in bits)
+        packed = "packed" in special
+        wide = next((int(word.removeprefix("wide")) for word in special if word != "packed"), 0)
+        return Form(arguments, int(silu), int(normalised), int(shared), tuple(map(int, kinds)), packed, wide)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,9 @@ class MatrixCell(Cell):
             linear = self.linear(form) and not self.vectors
             if rows > 32 and self.takes_blocks(form) and much_shared(like.device):
                 return 32
-            return 16 if rows <= 32 or (linear and rows <= 64) else 8 if rows <= 64 else 4
+            if rows <= 32 or (linear and rows <= 64):
+                return 16
+            return 8 if rows <= 64 else 4
         return 8 if backend == "cuda" and rows > 96 else 16
 
     def form(self, maps: Maps, options: Sequence[bool], given: bool, packed: bool = False, wide: int = 0) -> str:
@@ -199,19 +202,20 @@ class MatrixCell(Cell):
         """
         names = ("k", "q", *self.lines)
         arguments = (*options, given) if self.optional else tuple(options)
-        silu, normalised, shared = (
-            sum(1 << names.index(n) for n in some) for some in (maps.silu, maps.normalised, self.shared)
-        )
+
+        def bits(some: Sequence[str]) -> int:
+            return sum(1 << names.index(n) for n in some)
+
         scalars = len(self.scalars) - (not given)
         kinds = tuple(KINDS[maps.kind(i)] if i < scalars else 0 for i in range(max(2, len(self.scalars))))
-        return str(Form(arguments, silu, normalised, shared, kinds, packed, wide))
+        return str(Form(arguments, bits(maps.silu), bits(maps.normalised), bits(self.shared), kinds, packed, wide))
 
     def read(self, form: str) -> tuple[Maps, tuple[str, ...]]:
         """The maps of a form, and the names of the options that are on and of the optional scalar if it is given."""
-        made, names = Form.parse(form), ("k", "q", *self.lines)
-        silu, normalised = (
-            tuple(n for i, n in enumerate(names) if bits >> i & 1) for bits in (made.silu, made.normalised)
-        )
+        made = Form.parse(form)
+        names = list(enumerate(("k", "q", *self.lines)))
+        silu = tuple(n for i, n in names if made.silu >> i & 1)
+        normalised = tuple(n for i, n in names if made.normalised >> i & 1)
         scalars = tuple(list(KINDS)[kind] for kind in made.kinds[: len(self.scalars)])
         on = [n for n, is_on in zip((*self.options, *self.optional), made.arguments, strict=True) if is_on]
         return Maps(silu, normalised, scalars), tuple(on)
@@ -254,15 +258,18 @@ def _derive(cell: MatrixCell, sizes: Values, values: Values) -> None:
     P: params. G: shares of their gradients, which the host adds up over the batch. M: 2 beside the map "mamba".
     """
     packed = values["packed"] if "C" in sizes else None
-    sizes["?"] = H = sizes["H"] = values.get("heads") or sizes["H"]
-    N = sizes["N"] = values.get("rows") or sizes["N"]
+    H = values.get("heads") or sizes["H"]
+    N = values.get("rows") or sizes["N"]
+    sizes |= {"?": H, "H": H, "N": N}
     if packed is not None:
         keys = 2 + len(cell.vectors)
         sizes["V"] = (sizes["C"] // H - keys * N) // len(cell.lines)
         sizes["F"] = sizes["C"] + H * beside(packed, values["scalar"])
     sizes["K"] = sizes["W"] = 0
     if values.get("keep"):
-        like, backend, V, T = values["q"] if packed is None else packed, values["backend"], sizes["V"], sizes["T"]
+        like = values["q"] if packed is None else packed
+        backend = values["backend"]
+        T, V = sizes["T"], sizes["V"]
         states = H * V * N * -(-T // cell.interval(N, like, backend, values["form"]))
         if N > 24 and cell.tensor(N, like, backend):
             sizes["K"] = (states + H * V * T + 7) // 8 * 8

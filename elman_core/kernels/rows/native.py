@@ -14,11 +14,7 @@ from .spec import DTYPES, FAMILY
 
 
 def extension(name: str, dtype: torch.dtype, rows: int, columns: int, target: Target = "cuda") -> Extension:
-    """What is compiled for a storage dtype, K and V.
-
-    Raises:
-        KernelError: there is no kernel for these, or the sources are not installed.
-    """
+    """What is compiled for a storage dtype, K and V. Raises `KernelError`: there is no kernel for these, or no source."""
     if target == "cpu" and max(rows, columns) > 128:
         raise KernelError(f"{name}: no kernel of a CPU for K={rows} V={columns}: they go up to 128")
     fits = dtype in DTYPES and rows % 16 == 0 and columns in (16, 32) and 0 < rows * columns <= 1024

@@ -34,8 +34,7 @@ class RowsKernel(Compiled):
     """The op of one variant. Make one at module level and call it.
 
     Args:
-        name: of the variant; lower case. reference: `reference(q, k, v, f, w, state, mask, starts) -> (o, S_T)`, the truth.
-        adjust: `adjust(inputs, options)` changes the random inputs of a verification in place (`Cell`).
+        name, adjust: as in `Cell`. reference: `reference(q, k, v, f, w, state, mask, starts) -> (o, S_T)`, the truth.
     """
 
     cpu = True
@@ -66,15 +65,10 @@ class RowsKernel(Compiled):
             f_BTH: from 0 to 1. w_HVV: W; a kernel reads it in the dtype of q. Both in any floating dtype.
             state_BHKV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
-            backend: "auto", "cuda", "cpu" or "reference".
+            backend: "auto", "cuda", "cpu" or "reference", as `Backend` in kernels/spec.py says, with what a call raises.
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, K, V) in float32 (float64 for float64).
-
-        Raises:
-            ConfigError: shapes, dtypes or devices do not fit together.
-            KernelError: the named back end cannot run this call.
-            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         given = (q_BTGK, k_BTGK, v_BTHV, f_BTH, w_HVV, state_BHKV, mask_BT, starts_BT)
         sizes = check(self.name, self._wanted, given)
