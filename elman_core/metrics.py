@@ -134,11 +134,8 @@ def _order(steps: Sequence[float]) -> Sequence[int]:
 
 
 def read_lines(run: Path, id: str) -> Iterator[dict[str, Any] | None]:
-    """The lines of metrics.jsonl, None for each damaged one; a last line that is not complete is left out.
-
-    Raises:
-        StorageError: the file is there and cannot be read, or is not one of metrics.
-    """
+    """The lines of metrics.jsonl, None for each damaged one; a last line that is not complete is left out. Raises
+    `StorageError`: the file is there and cannot be read, or is not one of metrics."""
     try:
         with open(open_regular(run / METRICS), "rb") as file:
             if os.fstat(file.fileno()).st_size > MOST:
@@ -164,7 +161,7 @@ class Progress:
 
 
 def progress(run: Path, id: str | None = None) -> Progress | None:
-    """Return the last step of a run from the end of its metrics; None before a step. Cheap enough for several calls a second.
+    """The last step of a run from the end of its metrics; None before a step. Cheap enough for several calls a second.
 
     Args:
         id: of the run, with which lines are compared if it is given.
@@ -185,10 +182,6 @@ def progress(run: Path, id: str | None = None) -> Progress | None:
         return None
     last = steps[-1]
     losses = [_number(line.get("loss")) for line in steps[-20:] if line.get("counted", 1)]
-    return Progress(
-        step=last["step"],
-        loss=statistics.fmean(losses) if losses else math.nan,
-        tok_s=_number(last.get("tok_s")),
-        seconds=_number(last.get("seconds")),
-        bits_per_byte=scored[-1] if scored else None,
-    )
+    loss = statistics.fmean(losses) if losses else math.nan
+    bits_per_byte = scored[-1] if scored else None
+    return Progress(last["step"], loss, _number(last.get("tok_s")), _number(last.get("seconds")), bits_per_byte)

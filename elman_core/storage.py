@@ -61,10 +61,7 @@ def storage_errors(what: str) -> Iterator[None]:
 
 def require_text(*names: str | Path | None) -> None:
     """Raise unless a recipe, a model card and a log can name all of them, and the targets of links, on one line of UTF-8.
-
-    Raises:
-        ConfigError: a name is other bytes, or has a line break or another control character.
-    """
+    Raises `ConfigError`: a name is other bytes, or has a line break or another control character."""
     for name in (n for n in names if n is not None):
         try:
             whole = str(Path(name).expanduser().resolve())
@@ -143,11 +140,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, without its digest, which is compared; files of older versions have none.
-
-    Raises:
-        FileNotFoundError: it is missing. CheckpointError: it cannot be read, or is not the object that was written.
-    """
+    """The object in a JSON file, without its digest, which is compared; files of older versions have none. Raises
+    `FileNotFoundError`, or `CheckpointError` for a file that cannot be read or is not the object that was written."""
     try:
         text = read_bytes(path)
     except FileNotFoundError:

@@ -96,10 +96,7 @@ class Extension:
 
     def sources(self) -> list[Path]:
         """The binding and every header that it includes from this extension's folders, directly or not, in a fixed order.
-
-        Raises:
-            KernelError: a file is missing.
-        """
+        Raises `KernelError`: a file is missing."""
         found: list[Path] = []
         waiting = [self.binding]
         while waiting:
@@ -122,9 +119,11 @@ class Extension:
 
     def flags(self, arch: str) -> list[str]:
         """The flags that determine the compiled code, without paths."""
-        flags, comma = [*(_EMULATED_FLAGS if self.emulated else _HOST_FLAGS)], ","
+        flags = [*(_EMULATED_FLAGS if self.emulated else _HOST_FLAGS)]
+        comma = ","
         if self.is_cuda:
-            features, comma = _feature_set(arch), r"\,"  # of a list, to nvcc
+            features = _feature_set(arch)
+            comma = r"\,"  # of a list, to nvcc
             flags = [*_CUDA_FLAGS, f"-gencode=arch=compute_{features},code=sm_{features}"]
         elif self.cpu:
             flags = [*_CPU_FLAGS, *([f"-march={arch}"] if arch.startswith("x86-64") else [])]
@@ -214,10 +213,7 @@ def cache_dirs() -> list[Path]:
 
 def local_arch(extension: Extension) -> str:
     """The architecture of this machine: "x86_64" for the host, its level ("x86-64-v3") for a CPU, "sm_90" for the current GPU.
-
-    Raises:
-        KernelError: a CUDA extension on a machine without a GPU.
-    """
+    Raises `KernelError`: a CUDA extension on a machine without a GPU."""
     if not extension.is_cuda and not extension.cpu:
         return toolchain.host_architecture()
     import torch
@@ -340,11 +336,8 @@ def locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def build_all(wanted: Sequence[tuple[Extension, str]], out: Path | None = None) -> list[Path]:
-    """`build` for (extension, arch) pairs, with as many compilers at once as there are processors.
-
-    Raises:
-        KernelError: as `build`, for the first pair that fails, after all have ended; at once without Python's headers.
-    """
+    """`build` for (extension, arch) pairs, with as many compilers at once as there are processors. Raises as `build`, for the
+    first pair that fails, after all have ended; at once without Python's headers."""
     for extension, arch in wanted:  # what is wrong or missing is told before anything is compiled
         extension.flags(arch)
         if extension.python and find(extension, arch, [out] if out else ()) is None:

@@ -217,11 +217,8 @@ def _compiled(spec: KernelSpec, cases: Sequence[Case]) -> KernelSpec:
 
 
 def in_words(name: str, device: torch.device | str, plain: str, fits: Callable[..., bool]) -> str:
-    """What "auto" runs. Compiles nothing: before the first use, it says what will be tried.
-
-    Args:
-        plain: the back end that runs without a kernel. fits: `fits(*problem)`: whether a decided problem is one of those meant.
-    """
+    """What "auto" runs, or without a kernel `plain`. Compiles nothing: before the first use, it says what will be tried.
+    fits: `fits(*problem)`: whether a decided problem is one of those meant."""
     device = torch.device(device)
     kind = device.type
     if kind != "cuda" and not (kind == "cpu" and _kernels[name].cpu):

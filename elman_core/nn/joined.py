@@ -69,7 +69,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, (for_x, for_weight, for_bias, _) = x.flatten(0, -2), ctx.needs_input_grad
+        rows = x.flatten(0, -2)
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
         dx, dweight, dbias = None, [], []
         groups = list(_groups(grads, ctx.sizes, x))
         with without_autocast(x):  # `backward()` may be called inside it
@@ -77,8 +78,10 @@ class _Product(torch.autograd.Function):
                 d = group.flatten(0, -2)
                 if for_x:
                     dx = d.mm(part) if dx is None else dx.addmm_(d, part)
-                dweight += [d.t().mm(rows)] if for_weight else []
-                dbias += [d.sum(0)] if for_bias else []
+                if for_weight:
+                    dweight.append(d.t().mm(rows))
+                if for_bias:
+                    dbias.append(d.sum(0))
         return (
             None if dx is None else dx.view(x.shape), torch.cat(dweight) if dweight else None,
             torch.cat(dbias) if dbias else None, None,
@@ -95,7 +98,8 @@ def _groups(grads: Sequence[Tensor | None], sizes: Sequence[int], like: Tensor) 
         parts = parts[count:]
         assert whole is not None
         keep = whole.shape[-1] > THIN and whole.stride(-2) % ALIGN == 0
-        copied += [] if keep else [whole]
+        if not keep:
+            copied.append(whole)
         if copied and (keep or not parts):
             yield torch.cat(copied, -1)
             copied = []

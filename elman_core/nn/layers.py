@@ -98,8 +98,9 @@ def _resolve(config: Any, name: Any, options: Any) -> Resolved:
         raise ConfigError(f"{error} (the checkpoint was made with {made_with})") from error
     # transformers keeps other keywords as attributes that nothing reads. Checkpoints are not checked: those that have one load.
     own = getattr(type(config), "__dataclass_fields__", vars(config))
-    if made_with is None and (stray := next((k for k in vars(config) if k in resolved.options and k not in own), None)):
-        raise ConfigError(f"{stray} is an option of {name}: write LadderConfig(options={{{stray!r}: …}})")
+    strays = [key for key in vars(config) if key in resolved.options and key not in own]
+    if made_with is None and strays:
+        raise ConfigError(f"{strays[0]} is an option of {name}: write LadderConfig(options={{{strays[0]!r}: …}})")
     return resolved
 
 

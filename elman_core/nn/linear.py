@@ -49,7 +49,8 @@ def linears(modules: Sequence[nn.Module], x: Tensor, time: int = 1) -> list[Tens
     one launch each."""
     bare = [module for module in modules if is_bare(module)]
     if len(bare) == len(modules):
-        weights, most = [module.weight for module in bare], decode.MOST_MAPS + 1
+        weights = [module.weight for module in bare]
+        most = decode.MOST_MAPS + 1
         parts = [weights[at : at + most] for at in range(0, len(weights), most)]
         if all(module.bias is None for module in bare) and all(decode.takes(x, *part) for part in parts):
             return [y for part in parts for y in decode.linears(x, part)]

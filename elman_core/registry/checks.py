@@ -117,11 +117,8 @@ def _check_arguments(name: str, function: Any) -> None:
 
 
 def collect(results: Iterable[Any]) -> tuple[Variant, ...]:
-    """The variants that the implementations of `elman_variants` in one plugin returned, each checked.
-
-    Raises:
-        PluginError: something else than variants, a bad name, one name twice, a preset or alias that does not work.
-    """
+    """The variants that the implementations of `elman_variants` in one plugin returned, each checked. Raises `PluginError`:
+    something else than variants, a bad name, one name twice, a preset or alias that does not work."""
     variants: list[Variant] = []
     for result in results:
         if not isinstance(result, Iterable):

@@ -59,7 +59,8 @@ class Mixer(nn.Module):
             raise ConfigError(f"{type(self).__name__}: x is {tuple(x_BTD.shape)}; a call needs a row and a step")
         if state is not None and not torch.compiler.is_compiling():
             for name, (sizes, _) in self.state_spec(self.dim, self.config).items():
-                there, wanted = state[name].shape if name in state else (), (x_BTD.shape[0], *sizes)
+                there = state[name].shape if name in state else ()
+                wanted = (x_BTD.shape[0], *sizes)
                 if len(there) != len(wanted) or any(b not in (a, -1) for a, b in zip(there, wanted, strict=True)):
                     raise ConfigError(
                         f"{type(self).__name__}: the state {name!r} is {tuple(there)}, not {wanted}: of another batch or model"

@@ -36,17 +36,15 @@ class Resolved:
 
 def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with: str | None = None) -> Resolved:
     """The variant, preset and full config that `name` and `options` mean. An old level name is resolved and said (logged).
-
-    Raises:
-        PluginError: no such variant. ConfigError: no such preset or option, or a wrong value.
-    """
+    Raises `PluginError`: no such variant. `ConfigError`: no such preset or option, or a wrong value."""
     base, _, preset = str(name).strip().partition(":")
     loaded = plugins()
     own = base.lower()
     extra: Mapping[str, Any] = {}
     hit = None if own in loaded.installed or own in loaded.conflicts else _by_alias(base, loaded.installed.values())
     if hit is not None:
-        own, target = hit[0].variant.name, hit[1]
+        entry, target = hit
+        own = entry.variant.name
         if isinstance(target, str):
             preset = preset or target
         else:
@@ -61,11 +59,8 @@ def resolve(name: str | int, options: Mapping[str, Any] | None = None, made_with
 
 
 def parse_size(text: str) -> tuple[str, int | None, int | None]:
-    """`"e99:wide@1536x6"` as ("e99:wide", 1536, 6); without a size the last two are None.
-
-    Raises:
-        ConfigError: something after @ that is not WIDTHxDEPTH.
-    """
+    """`"e99:wide@1536x6"` as ("e99:wide", 1536, 6); without a size the last two are None. Raises `ConfigError`: something after
+    @ that is not WIDTHxDEPTH."""
     name, at, size = text.partition("@")
     if not at:
         return name, None, None
@@ -85,9 +80,10 @@ def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str
             hits.append((entry, exact[wanted]))
         elif (options := _parsed(entry, name)) is not None:
             hits.append((entry, options))
-    if len({h[0].variant.name for h in hits}) > 1:
-        names = ", ".join(sorted({h[0].variant.name for h in hits}))
-        raise ConfigError(f"level {name!r} is ambiguous: it could be any of {names}; write the variant's own name")
+    names = sorted({entry.variant.name for entry, _ in hits})
+    if len(names) > 1:
+        any_of = ", ".join(names)
+        raise ConfigError(f"level {name!r} is ambiguous: it could be any of {any_of}; write the variant's own name")
     return hits[0] if hits else None
 
 

@@ -160,8 +160,9 @@ class Plugins:
             with said_when_slow(lambda: f"{_importing(package)} to be imported"):
                 with shared_state_kept():
                     plugin = point.load()
-                if first := next((owner.package for owner in self.owners.values() if owner.plugin is plugin), ""):
-                    raise PluginError(f"its module {point.value} is that of {first}, too: pip uninstall {package}")
+                same = [owner.package for owner in self.owners.values() if owner.plugin is plugin]
+                if same:
+                    raise PluginError(f"its module {point.value} is that of {same[0]}, too: pip uninstall {package}")
                 check_hooks(plugin)
                 self.manager.register(plugin, name=key)
                 impls = [i for i in self.hook.elman_variants.get_hookimpls() if i.plugin_name == key]
@@ -174,15 +175,14 @@ class Plugins:
             self._leave_out(Broken(point.name, package, version, error))
 
     def _index(self) -> None:
+        entries: dict[str, list[Installed]] = {}
         for owner in self.owners.values():
             for variant in owner.variants:
                 needs = tuple(m for m in variant.requires if is_missing(m))
                 entry = Installed(variant, owner.package, owner.version, needs)
-                if variant.name in self.installed or variant.name in self.conflicts:
-                    first = self.installed.pop(variant.name, None)
-                    self.conflicts.setdefault(variant.name, [first] if first else []).append(entry)
-                else:
-                    self.installed[variant.name] = entry
+                entries.setdefault(variant.name, []).append(entry)
+        self.installed = {name: found[0] for name, found in entries.items() if len(found) == 1}
+        self.conflicts = {name: found for name, found in entries.items() if len(found) > 1}
 
     def get(self, name: str, made_with: str | None = None) -> Installed:
         """The variant of that exact name.

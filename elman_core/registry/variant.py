@@ -116,11 +116,8 @@ class Variant:
         return list(dict.fromkeys(how for module, how in self.accelerated_by.items() if missing(module)))
 
     def make_config(self, options: Options | None = None, preset: str | None = None) -> Any:
-        """The config dataclass for a preset with `options` on top.
-
-        Raises:
-            ConfigError: unknown preset or option, wrong type, value out of range; names the valid set and the nearest value.
-        """
+        """The config dataclass for a preset with `options` on top. Raises `ConfigError`: an unknown preset or option, a wrong
+        type or a value out of range; it names the valid set and the nearest value."""
         values: dict[str, Any] = {}
         if preset:
             if preset not in self.presets:

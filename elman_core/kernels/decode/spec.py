@@ -1,7 +1,5 @@
-"""The tensors of the kernels of decoding, and the problems of a first use: outputs only, as nothing has a gradient.
-
-Shapes: B rows, K inputs, N outputs, D width of a norm, V classes.
-"""
+"""The tensors of the kernels of decoding, and the problems of a first use: outputs only, as nothing has a gradient. Shapes as
+in op.py."""
 
 from __future__ import annotations
 
@@ -135,13 +133,16 @@ def activated_of(weight: Tensor, options: Mapping[str, Any]) -> int:
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a draw."""
-    penalty = (1.7 if options.get("greedy") else 0.8) if options.get("penalised") else 1.0
-    return {
-        "penalty": penalty,
-        "temperature": 0.0 if options.get("greedy") else 0.8,
-        "top_k": 40 if options.get("top_k") else 0,
-        "top_p": (0.9 if options.get("top_k") else 0.5) if options.get("top_p") else 1.0,
-    }
+    made = {"penalty": 1.0, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
+    if options.get("greedy"):
+        made["temperature"] = 0.0
+    if options.get("penalised"):
+        made["penalty"] = 1.7 if options.get("greedy") else 0.8
+    if options.get("top_p"):
+        made["top_p"] = 0.9 if options.get("top_k") else 0.5
+    if options.get("top_k"):
+        made["top_k"] = 40
+    return made
 
 
 def most_rows(rows: int) -> int:
@@ -180,7 +181,9 @@ def narrow(inputs: Inputs, options: Mapping[str, Any]) -> None:
 def clear(inputs: Inputs, options: Mapping[str, Any]) -> None:
     """Draw again what leaves the drawn class in doubt in float32. each: the noise of row i favours class i, so the rows show
     which classes can be drawn."""
-    generator, how, (rows, classes) = torch.Generator().manual_seed(0), settings(options), inputs["logits"].shape
+    generator = torch.Generator().manual_seed(0)
+    how = settings(options)
+    rows, classes = inputs["logits"].shape
     count = 1 if options.get("each") else rows
     logits, seen, waits = inputs["logits"][:count], inputs["seen"][:count], inputs["waits"]
     while (unclear := ~_clear_threshold(logits, seen, how)).any():

@@ -23,8 +23,7 @@ MOST_EXTRAS = 4
 class Step(Compiled):
     """a = x Vᵀ + b + h Wᵀ, or x + b + h Wᵀ;  (h, y) = cell(a, h, e), for a cell that reads up to four extras.
 
-    Args:
-        cell: of the recurrence. kernel: its `DenseKernel`, which takes such a step where this does not run.
+    kernel: the `DenseKernel` of the cell, which takes such a step where this does not run.
     """
 
     def __init__(self, cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:

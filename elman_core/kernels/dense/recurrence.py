@@ -10,9 +10,7 @@ before the loop. In the backward the loop's product is the gradient of x:
     s_t = h_{t-1} + x_t,   dx_t = W^T da_t,   dW = sum over t of da_t s_t^T,   db = sum over t of da_t
 
 The launch computes SiLU, its derivative and all of these but dW, which is one product over all places. A separate projection
-would cost three such products (W x and its two gradients) and an addition of two dW.
-
-Shapes: T time, B batch, d width.
+would cost three such products (W x and its two gradients) and an addition of two dW. Shapes as in op.py.
 """
 
 from __future__ import annotations

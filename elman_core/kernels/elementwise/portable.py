@@ -36,10 +36,7 @@ def forward(
     mask_TB: Tensor | None,
     starts_TB: Tensor | None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(y (T, B, d), h_T (S, B, d), the states before every step, T of (S, B, d)); autograd differentiates it.
-
-    mask_TB: where False the state is held and y is 0. starts_TB: where True a step begins from 0.
-    """
+    """(y (T, B, d), h_T (S, B, d), the states before every step, T of (S, B, d)); autograd differentiates it."""
     h_SBd, outputs = h0_SBd, []
     before: list[Tensor] = []
     for t, x in enumerate(zip(*(x.unbind(0) for x in streams), strict=True)):

@@ -50,11 +50,7 @@ def forward(
     starts_TB: Tensor | None,
     inner: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """(y (T, B, d), last states (S, B, d), the states before every step, p of every step); autograd differentiates it.
-
-    mask_TB: where False the states are held and y is 0. starts_TB: where True a step begins from 0.
-    inner: of a staged cell, see `GatesKernel`.
-    """
+    """(y (T, B, d), last states (S, B, d), the states before every step, p of every step); autograd differentiates it."""
     width, columns = states_SBd.shape[-1], w_Gc.shape[1]
     gates, blocks = len(w_Gc) // width, by_heads(w_Gc, width)
     products: list[Tensor] = []

@@ -19,11 +19,7 @@ _ENOUGH = 3 * 160
 
 
 class Step(Compiled):
-    """What "auto" runs in place of the kernel of all steps where there is one.
-
-    Args:
-        cell: of the recurrence. spec: makes the spec of the step.
-    """
+    """What "auto" runs in place of the kernel of all steps where there is one. spec: makes its spec."""
 
     def __init__(self, cell: MatrixCell, spec: Callable[[], KernelSpec]) -> None:
         self.cell, self.name, self._spec = cell, f"{cell.name}_step", spec
@@ -33,11 +29,8 @@ class Step(Compiled):
         return self._spec()
 
     def takes(self, like: Tensor, problem: Callable[[], tuple[int, int, str]]) -> bool:
-        """Whether a call runs here. Compiles and verifies it at the first use of a size.
-
-        Args:
-            like: (B, T, …), the first input. problem: makes N, V and the form without starts of documents.
-        """
+        """Whether a call runs here. Compiles and verifies it at the first use of a size. like: (B, T, …), the first input.
+        problem: makes N, V and the form without starts of documents."""
         return alone(like) and like.shape[1] == 1 and runs(self.name, like, *problem())
 
     def prepare(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> str:
