@@ -37,11 +37,8 @@ class Compiled(Protocol):
     cpu: bool = False
 
     def prepare(self, dtype: torch.dtype, *problem: Any) -> str | None:
-        """Compile and load what the current device needs. The launch plan in words, or None if plain PyTorch is as good.
-
-        Raises:
-            KernelError: the problem is not supported, or its module cannot be built.
-        """
+        """Compile and load what the current device needs. The launch plan in words, or None if plain PyTorch is as good. Raises
+        `KernelError`: the problem is not supported, or its module cannot be built."""
 
     def cases(self, dtype: torch.dtype, *problem: Any) -> Sequence[Case]:
         """The cases that verify this problem at its first use."""

@@ -73,9 +73,8 @@ class Row(NamedTuple):
 
 def flags(shape: str) -> tuple[Row, Row]:
     """The rows of the mask and of the starts of documents."""
-    given = {"mask": "masked", "starts": "packed"}
-    mask, starts = (Row(name, shape, "bool", True, given[name], read=True) for name in given)
-    return mask, starts
+    mask = Row("mask", shape, "bool", optional=True, given="masked", read=True)
+    return mask, mask._replace(name="starts", given="packed")
 
 
 @dataclass(frozen=True, eq=False)

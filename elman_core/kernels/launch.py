@@ -109,10 +109,8 @@ def check_driver(name: str, there: Path | None, error: Exception | None = None) 
 
 
 def opener(family: Family, extension: Callable[..., Extension]) -> Callable[..., Any]:
-    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and current device.
-
-    index: of the device; None or negative for tensors of a CPU.
-    """
+    """`open(*key, index)`: the module of `extension(*key)`, opened once for each key and device. index: None or negative for
+    tensors of a CPU."""
 
     @cache
     def open_for(*key: Any) -> Any:

@@ -195,9 +195,7 @@ class Operator:
         parameters, lines = _operands(cell, family.inputs)
         self.operands = _straight(f"{name}_operands", parameters, [*lines, "return given"], {})
 
-        def functions(
-            signature: _Signature, title: str, direction: str, plain: Any
-        ) -> tuple[str, Callable[..., Any], Callable[..., Any]]:
+        def functions(signature: _Signature, title: str, direction: str, plain: Any) -> tuple[str, Any, Any]:
             known = {"operator": self, "cell": cell, "derive": family.derive, "plain": plain}
             run = signature.function(title, direction, **known)
             return f"{title}{signature.schema}", run, signature.function(title, **known)

@@ -279,7 +279,7 @@ def _run(spec: KernelSpec, case: Case, backend: str, given: Inputs, gradients: O
 def _check_finite(dtype: torch.dtype, found: Outputs, visible: Outputs) -> None:
     """Raises `InputsError`: a tensor of the reference is not finite where it is visible."""
     for name, x in found.items():
-        if not torch.isfinite(x if name not in visible else torch.where(visible[name], x, 0)).all():
+        if not torch.isfinite(_shown(x, visible.get(name))).all():
             raise InputsError(
                 f"inputs unsuitable: the reference in {str(dtype).removeprefix('torch.')} gives {name} that is not finite; "
                 "adjust= of the kernel says which inputs it takes"
@@ -320,7 +320,8 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     wrong = [name for name, row in rows.items() if not row.passed and torch.isfinite(first[name]).all()]
     allowed: dict[str, _Allowed] = {}
     again = run("reference", _wide(inputs), _wide(incoming)) if wrong or not report.cases else truth
-    if _differs(again, truth, visible, scale):
+    gaps = (_shown(again[name].double() - x.double(), visible.get(name)) for name, x in truth.items())
+    if any(_size(gap) > FLOAT64_LIMIT * scale for gap in gaps):
         report.faults.append(f"{case}: the reference differs between two identical calls: it must draw no numbers")
     elif wrong and case.dtype != torch.float64 and spec.differentiable:
         nudged = (run("reference", x, _wide(incoming)) for x in _nudged(_wide(inputs), case.dtype, generator))
@@ -339,12 +340,6 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
         elif not torch.equal(made, second[name]):
             report.faults.append(f"{case}: {name} differs between two identical calls")
     return inputs
-
-
-def _differs(again: Outputs, truth: Outputs, visible: Outputs, scale: float) -> bool:
-    """Whether a second call of the reference gave other numbers."""
-    gaps = (_shown(again[name].double() - x.double(), visible.get(name)) for name, x in truth.items())
-    return any(_size(gap) > FLOAT64_LIMIT * scale for gap in gaps)
 
 
 def _kinks(truth: Outputs, visible: Outputs, nudged: Iterable[Outputs]) -> dict[str, _Allowed]:

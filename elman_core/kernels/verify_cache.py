@@ -9,8 +9,7 @@ these changes, the stamp is no longer found.
 
 Recorded errors: the measured distance of each kernel from float64, which limits later verifications. A plugin ships one file
 with the worst errors that `elman verify --record` measured on the full grid, JSON:
-`{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`. On that architecture `verify` allows
-twice those errors.
+`{"sm_90": {"device", "torch", "cuda", "errors": {KERNEL: {"bfloat16 d w": 1.9e-3}}}}`.
 """
 
 from __future__ import annotations

@@ -60,12 +60,9 @@ class Wide(ComputedWeight):
 
 
 class LowRank(ComputedWeight):
-    """W = U V of rank r or less, formed once per call. Parameters: u (d, r), v (r, d).
+    """W = U V, formed once per call. Parameters: u (width d, rank r), v (rank, width).
 
     This takes 2 d² r operations, and the recurrence 2 T B d²; after that, W is like any other matrix.
-
-    Args:
-        width: d. rank: r.
     """
 
     def __init__(self, width: int, rank: int) -> None:

@@ -53,7 +53,8 @@ def dense_reference(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
 
     @functools.wraps(step)
     def reference(u_TBd: Tensor, *rest: Tensor | None) -> tuple[Tensor, Tensor]:
-        extras, (w_dd, h_Bd, mask_TB, starts_TB) = rest[:count], (*rest[count:], None, None)[:4]
+        extras = rest[:count]
+        w_dd, h_Bd, mask_TB, starts_TB = (*rest[count:], None, None)[:4]
         assert w_dd is not None and h_Bd is not None  # noqa: PT018
         outputs = []
         for u_Bd, mask_B, start_B, *extras_Bd in each_step(u_TBd, mask_TB, starts_TB, *extras):
@@ -84,7 +85,8 @@ def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor,
 
     @functools.wraps(step)
     def reference(q_BTHN: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        inputs, (s, mask_BT, starts_BT) = [*given[:count]], (*given[count:], None, None, None)[:3]
+        inputs = list(given[:count])
+        s, mask_BT, starts_BT = (*given[count:], None, None, None)[:3]
         for i, x in enumerate(inputs):
             if x is not None and x.dim() > 2:  # beside S, and time first
                 x = x[..., None] if i < keys else x[..., None, :] if x.dim() == 4 else x[..., None, None]
@@ -93,7 +95,8 @@ def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor,
                 inputs[i] = x[:, None].expand(q_BTHN.shape[1], *x[:, None].shape)
         if s is None:
             s = q_BTHN.new_zeros(*q_BTHN[:, 0].shape, given[keys].shape[-1])
-        flags, outputs = (None if x is None else x.transpose(0, 1) for x in (mask_BT, starts_BT)), []
+        outputs = []
+        flags = (None if x is None else x.transpose(0, 1) for x in (mask_BT, starts_BT))
         for q_BHN, mask_B, start_B, *at in each_step(q_BTHN.transpose(0, 1), *flags, *inputs):
             s = restart(s, start_B)
             s = hold(step(s, *at, **options), s, mask_B)

@@ -119,4 +119,6 @@ def _launch(
             num_warps=WARPS,
         )  # fmt: skip
     d_weight = None if shares is None or weight is None else shares.sum(0).to(weight.dtype)
-    return y, *(None if d is None else d.view(x.shape) for d, x in ((d_o, o), (d_gate, gate))), d_weight
+    if d_o is None or d_gate is None:
+        return y, None, None, d_weight
+    return y, d_o.view(o.shape), d_gate.view(gate.shape), d_weight

@@ -82,8 +82,8 @@ def _by_alias(name: str, installed: Iterable[Installed]) -> tuple[Installed, str
             hits.append((entry, options))
     names = sorted({entry.variant.name for entry, _ in hits})
     if len(names) > 1:
-        any_of = ", ".join(names)
-        raise ConfigError(f"level {name!r} is ambiguous: it could be any of {any_of}; write the variant's own name")
+        known = ", ".join(names)
+        raise ConfigError(f"level {name!r} is ambiguous: it could be any of {known}; write the variant's own name")
     return hits[0] if hits else None
 
 

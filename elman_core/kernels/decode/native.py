@@ -51,7 +51,6 @@ def module(cell: Cell | None, family: Family, dtype: torch.dtype, _index: int | 
 
 
 def here() -> int | None:
-    """The index of the current device; None without a GPU."""
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 

@@ -133,16 +133,14 @@ def activated_of(weight: Tensor, options: Mapping[str, Any]) -> int:
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a draw."""
-    made = {"penalty": 1.0, "temperature": 0.8, "top_k": 0, "top_p": 1.0}
-    if options.get("greedy"):
-        made["temperature"] = 0.0
-    if options.get("penalised"):
-        made["penalty"] = 1.7 if options.get("greedy") else 0.8
-    if options.get("top_p"):
-        made["top_p"] = 0.9 if options.get("top_k") else 0.5
-    if options.get("top_k"):
-        made["top_k"] = 40
-    return made
+    penalty = 1.7 if options.get("greedy") else 0.8
+    top_p = 0.9 if options.get("top_k") else 0.5
+    return {
+        "penalty": penalty if options.get("penalised") else 1.0,
+        "temperature": 0.0 if options.get("greedy") else 0.8,
+        "top_k": 40 if options.get("top_k") else 0,
+        "top_p": top_p if options.get("top_p") else 1.0,
+    }
 
 
 def most_rows(rows: int) -> int:

@@ -185,6 +185,6 @@ class DenseKernel:
 
     def backend(self, device: torch.device | str, width: int) -> str:
         """What "auto" runs at this width, in words. Compiles nothing: before the first use, it says what will be tried."""
-        asked = [one.name for one in (self._tied, self._plain) if one]
-        said = [in_words(name, device, "torch", lambda _rows, d, *_: d == width) for name in asked]
+        names = [one.name for one in (self._tied, self._plain) if one is not None]
+        said = [in_words(name, device, "torch", lambda _rows, d, *_: d == width) for name in names]
         return "cuda" if "cuda" in said else said[-1]

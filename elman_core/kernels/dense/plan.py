@@ -73,7 +73,6 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Of the launch."""
         return self.parts * self.groups * self.slots
 
     def tiles_each(self, batch: int) -> int:

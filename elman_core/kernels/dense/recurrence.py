@@ -38,10 +38,7 @@ class Recurrence(Compiled):
 
     It is `op(u, *extras, w, h0, mask, starts, backend) -> (y, h_T, history, a)`, and for tied weights
     `op(x, *extras, w, b, h0, mask, starts, "cuda") -> (y, h_T, history, a, sums)`. Only the backward reads history (T+1, B, d),
-    the states; a (T, B, d) or empty; and sums (T+1, B, d), the s_t.
-
-    Args:
-        cell: the cell of the recurrence. kernel: its `DenseKernel`, which verification calls.
+    the states; a (T, B, d) or empty; and sums (T+1, B, d), the s_t. Verification calls the cell's `DenseKernel`, `kernel`.
     """
 
     def __init__(self, cell: DenseCell, kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:

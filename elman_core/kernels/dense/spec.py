@@ -82,8 +82,9 @@ FAMILY, TIED, BLOCKS = _family(), _family(tied=True), _family(w="Snn")
 
 
 def family_of(cell: DenseCell) -> Family:
-    """The tensors of a cell's kernel."""
-    return TIED if cell.bare is not None else BLOCKS if cell.blocks else FAMILY
+    if cell.bare is not None:
+        return TIED
+    return BLOCKS if cell.blocks else FAMILY
 
 
 # Two blocks that exchange the state in a cluster, with and without a mask and documents inside rows.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from elman_core.kernels import build, launch
@@ -17,9 +19,10 @@ def extension(cell: ElementwiseCell, target: Target, dtype: torch.dtype = torch.
     if target == "cuda" and dtype == torch.float64:
         raise KernelError(f"{cell.name}: kernels of a GPU take float32, bfloat16 and float16, not float64")
     declared = {"streams": len(cell.streams), "vectors": len(cell.vectors), "states": len(cell.states)}
-    defines = {"CELL": cell.type, **({} if target == "host" else {"DTYPE": dtype})}
-    name = f"{cell.name}_elementwise"
-    return build.for_target(name, "elementwise", target, header=cell.header, declared=declared, **defines)
+    how: dict[str, Any] = {"header": cell.header, "declared": declared, "CELL": cell.type}
+    if target != "host":
+        how["DTYPE"] = dtype
+    return build.for_target(f"{cell.name}_elementwise", "elementwise", target, **how)
 
 
 def run(cell: ElementwiseCell, function: str, given: Values, values: Values) -> None:

@@ -5,8 +5,7 @@
 p and u have k parts of d channels, the gates: a step has k products of the same h. s is up to three further states. With H
 heads, W is block-diagonal: each head is such a recurrence of d / H channels, whose gates lie behind those of the head before.
 It is the operator `elman::gates_NAME`, with its backward. Every `Backend` computes it; on a CPU, "auto" runs a kernel in
-training alone. On a GPU it is one persistent launch: sm_90 and newer, 16-bit storage, d (with heads, d / H) a multiple of 64 up
-to 1024.
+training alone. On a GPU, one persistent launch: sm_90 and newer, 16-bit storage, d (or d / H) a multiple of 64 up to 1024.
 
 Shapes: T time, B batch, d width, G = k d, c = d / H.
 """
@@ -139,7 +138,7 @@ class GatesKernel(Compiled):
             ("y", *(f"{name}_T" for name in self.cell.states)),
             extension=lambda target: native.extension(self.cell, target),
             module=lambda target, case: native.module_for(self.cell, target, case),
-            builds=self._builds,
+            builds=lambda target, _arch, widths, dtypes: self._builds(target, widths, dtypes),
             portable=("torch",) if self.cell.inner is None else (),
             emulated=EMULATED if self.cell.inner is not None else EMULATED + EMULATED_HEADS,
             after=check_errors,
@@ -154,14 +153,13 @@ class GatesKernel(Compiled):
         return f"{groups} groups of {width // native.OWNED} blocks, {each} rows each"
 
     def builds(
-        self, arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool = False, heads: int = 1
+        self, _arch: str, dtype: torch.dtype, _rows: int, width: int, packed: bool = False, heads: int = 1
     ) -> Sequence[Extension]:
-        return self._builds("cuda", arch, [width], [dtype], packed, heads)
+        return self._builds("cuda", [width], [dtype], packed, heads)
 
     def _builds(
-        self, target: Target, _arch: str, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False,
-        heads: int = 1,
-    ) -> list[Extension]:  # fmt: skip
+        self, target: Target, widths: Sequence[int], dtypes: Sequence[torch.dtype], packed: bool = False, heads: int = 1
+    ) -> list[Extension]:
         if target != "cuda":
             return [native.extension(self.cell, target, dtype) for dtype in dtypes or CPU_DTYPES[:1]]
         return [

@@ -4,8 +4,7 @@ The op is the recurrence of H heads, each with a matrix S of N rows (keys) and V
 
     r = Sᵀ k,   S = phi(keep S + k writeᵀ),   o = Sᵀ q,   (keep, write) of a column = cell(r, its lines, scalars, params)
 
-It is registered with `torch.library` as `elman::matrix_NAME` (and `_backward`), for FakeTensor, `torch.compile` and CUDA
-graphs. Every `Backend` but "torch" computes it; the reference runs where no kernel does.
+It is the operator `elman::matrix_NAME`. Every `Backend` but "torch" computes it; the reference runs where no kernel does.
 
 There are two forms. A call takes q, k and the cell's inputs as separate tensors. `fused` (`elman::matrix_packed_NAME`) takes q,
 k and the lines in one tensor, as their product leaves them. In both, the kernel computes SiLU, the L2 norm and the maps of
@@ -239,12 +238,10 @@ class MatrixKernel(Compiled):
 
     def cases(self, dtype: torch.dtype, rows: int, columns: int, form: str) -> Sequence[Case]:
         maps, on = self.cell.read(form)
-        parsed = Form.parse(form)
+        made = Form.parse(form)
         steps = 101 if self.cell.delta and rows > 32 else 49
         batches = (2, 70) if self.cell.vectors and rows > 64 else (2,)  # a GPU divides few heads among more blocks
         return [
-            problems.case(
-                (batch, steps, 3, rows, columns), dtype, maps=maps, on=on, packed=parsed.packed, wide=parsed.wide
-            )
+            problems.case((batch, steps, 3, rows, columns), dtype, maps=maps, on=on, packed=made.packed, wide=made.wide)
             for batch in batches
         ]

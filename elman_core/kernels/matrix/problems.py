@@ -51,7 +51,7 @@ def make_spec(cell: MatrixCell, kernel: Run, fused: Run, apart: Operator, packed
         return portable.recurrence(cell, options.get("maps", Maps()), inputs, _sizes(inputs, options), on, rounded)
 
     def module(target: Target, case: Case) -> Extension:
-        return native.extension(cell, target, _size(cell, case.options, case.sizes["N"], case.sizes["V"], case.dtype))
+        return native.extension(cell, target, _size(cell, case))
 
     return apart.spec(
         kernel,
@@ -86,8 +86,7 @@ def make_step_spec(cell: MatrixCell, whole: KernelSpec, apart: Operator, packed:
         return _op(cell, apart, packed, "step", inputs, options, keep=False)
 
     def module(_target: Target, case: Case) -> Extension:
-        size = _size(cell, case.options, case.sizes["N"], case.sizes["V"], case.dtype)
-        return native.extension(cell, "cuda", replace(size, step=True))
+        return native.extension(cell, "cuda", replace(_size(cell, case), step=True))
 
     maps, every = cell.maps[0], (*cell.options, *cell.optional)
     return replace(
@@ -113,7 +112,7 @@ def _op(
     cell: MatrixCell, apart: Operator, packed: Operator, backend: str, inputs: Inputs, options: Mapping[str, Any], **more: Any
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     heads, rows = _sizes(inputs, options)
-    constants = {"heads": heads, "rows": rows, "form": _size(cell, options, 0, 0, torch.float32).form}
+    constants = {"heads": heads, "rows": rows, "form": _form(cell, options)}
     return (apart if "q" in inputs else packed).example(backend, inputs, constants | more)
 
 
@@ -124,12 +123,14 @@ def _sizes(inputs: Inputs, options: Mapping[str, Any]) -> tuple[int, int]:
     return max(inputs[n].shape[2] for n in ("q", "k", "v")), inputs["q"].shape[3]
 
 
-def _size(cell: MatrixCell, options: Mapping[str, Any], rows: int, columns: int, dtype: torch.dtype) -> Size:
-    """The module for a case of these options."""
-    on = [bool(options.get(n, False)) for n in cell.options]
-    given = all(options.get(n, False) for n in cell.optional)
-    packed = bool(options.get("packed"))
-    return Size(rows, columns, dtype, cell.form(options.get("maps", Maps()), on, given, packed, options.get("wide", 0)))
+def _size(cell: MatrixCell, case: Case) -> Size:
+    return Size(case.sizes["N"], case.sizes["V"], case.dtype, _form(cell, case.options))
+
+
+def _form(cell: MatrixCell, options: Mapping[str, Any]) -> str:
+    on = [bool(options.get(name)) for name in cell.options]
+    given = all(options.get(name) for name in cell.optional)
+    return cell.form(options.get("maps", Maps()), on, given, bool(options.get("packed")), options.get("wide", 0))
 
 
 def _builds(
@@ -139,8 +140,8 @@ def _builds(
     found = []
     for count in rows or cell.rows:
         for dtype in dtypes or ((torch.bfloat16,) if target == "cuda" else (torch.float32,)):
-            size = _size(cell, {"maps": cell.maps[0]}, count, count, dtype)
-            found.append(native.extension(cell, target, replace(size, step=step)))
+            size = Size(count, count, dtype, _form(cell, {"maps": cell.maps[0]}), step)
+            found.append(native.extension(cell, target, size))
     return found
 
 
