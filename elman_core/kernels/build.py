@@ -323,10 +323,11 @@ def locked(folder: Path, stem: str) -> contextlib.AbstractContextManager[Any]:
     """The lock of what has this name in a cache folder. Raises `KernelError` if it cannot be locked."""
 
     def other() -> str:
-        building = [path.name.rpartition("-")[2].partition("_") for path in folder.glob(f"{_BUILDING}{stem}-*")]
-        if not building:
+        scratch = next(folder.glob(f"{_BUILDING}{stem}-*"), None)
+        if scratch is None:
             return f"the process that has locked {folder}/.{stem}.lock"
-        return f"process {building[0][0]}, which compiles {stem} into {folder}"
+        process, _, _ = scratch.name.rpartition("-")[2].partition("_")
+        return f"process {process}, which compiles {stem} into {folder}"
 
     try:
         with said_when_slow(other):

@@ -70,9 +70,8 @@ class _Signature:
 
         It is written as straight code, since a loop over the table would take as long as a launch.
         """
-        places = ((n, at if isinstance(at, int) else range(at.start, at.stop)) for n, at in self.places)
         every = [*self.parameters, *self._constants]
-        of = {n: every[at] if isinstance(at, int) else f"[{', '.join(every[i] for i in at)}]" for n, at in places}
+        of = {n: every[at] if isinstance(at, int) else f"[{', '.join(every[at])}]" for n, at in self.places}
         first = self.parameters[0]
         lines = [f"_values = {{{', '.join(f'{n!r}: {x}' for n, x in of.items())}}}"]
         if direction and known.get("plain"):
@@ -260,10 +259,15 @@ class Operator:
     def _saver(self, name: str) -> Callable[..., None]:
         """What saves for the backward: the inputs that it reads and what was kept, and of outputs their shapes and dtypes."""
         family, flat = self.family, self._forward.parameters
-        rows = [row for row in family.inputs for _ in (row.of(self.cell) if row.listed else "1")]
-        named = [(n, row.read) for n, row in zip(flat, rows, strict=True) if row.read]
-        read = [n + " if backend == 'torch' else None" * (when == "torch") for n, when in named]
-        outputs, kept = ([row.name for row in some] for some in (family.outputs, family.kept))
+        places = dict(self._forward.places)
+        read: list[str] = []
+        for row in family.inputs:
+            names = flat[places[row.name]] if row.listed else [flat[places[row.name]]]
+            if row.read == "torch":
+                names = [f"{name} if backend == 'torch' else None" for name in names]
+            read += names if row.read else []
+        outputs = [row.name for row in family.outputs]
+        kept = [row.name for row in family.kept]
         shapes = [f"({n}.shape, {n}.dtype)" for n, g in zip(outputs, family.arriving, strict=True) if not g.optional]
         lines = [
             f"{', '.join([*flat, *self._words])}, = inputs",

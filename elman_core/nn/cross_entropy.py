@@ -129,7 +129,8 @@ def _differentiate_wide(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor
     d_hidden, d_weight = ctx.saved_tensors
     kept = torch._C._autograd._get_current_graph_task_keep_graph()  # another backward would scale again
     in_place = not kept and d_weight.dtype == grad.dtype and type(d_weight) is Tensor  # a traced one may not be changed
-    return _scaled(d_hidden, grad), d_weight.mul_(grad) if in_place else _scaled(d_weight, grad), None, None
+    d_weight = d_weight.mul_(grad) if in_place else _scaled(d_weight, grad)
+    return _scaled(d_hidden, grad), d_weight, None, None
 
 
 def _scaled(gradient: Tensor, by: Tensor) -> Tensor:

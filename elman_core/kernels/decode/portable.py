@@ -16,9 +16,9 @@ from elman_core.kernels.runtime import compute_dtype
 
 
 def linears(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, activated: int) -> list[Tensor]:
-    """As `op.linears`."""
     wide = compute_dtype(x_BK)
-    x, bias = x_BK.to(wide), None if bias_N is None else bias_N.to(wide)
+    x = x_BK.to(wide)
+    bias = None if bias_N is None else bias_N.to(wide)
     first, *others = weights
     y_BN = F.linear(x, first.to(wide), bias).to(x_BK.dtype)
     silu = F.silu(y_BN[:, :activated].to(wide)).to(x_BK.dtype)
@@ -26,7 +26,6 @@ def linears(x_BK: Tensor, weights: Sequence[Tensor], bias_N: Tensor | None, acti
 
 
 def norm(x_BD: Tensor, residual_BD: Tensor | None, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `op.norm`."""
     wide = x_BD.to(compute_dtype(x_BD))
     stream_BD = wide if residual_BD is None else wide + residual_BD
     scale_B1 = (stream_BD.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -69,7 +68,6 @@ def race(scores_BV: Tensor, waits_BV: Tensor | None) -> Tensor:
 def draw(
     logits_BV: Tensor, waits_BV: Tensor | None, seen_BV: Tensor, drawn_B: Tensor, shown_B: Tensor, **how: Any
 ) -> None:
-    """As `op.draw`."""
     drawn_B.copy_(race(kept_scores(logits_BV, seen_BV, **how), waits_BV).argmax(-1))
     if how["penalty"] != 1:
         seen_BV.scatter_(1, drawn_B[:, None], True)

@@ -145,7 +145,7 @@ def settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def most_rows(rows: int) -> int:
     """The most rows of the kernel that takes `rows`. Four kernels are compiled, each verified with its fewest and most rows."""
-    return 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else MOST_ROWS
+    return next((most for most in (8, 16, 32) if rows <= most), MOST_ROWS)
 
 
 def fewest_and_most(most: int) -> tuple[int, int]:

@@ -54,10 +54,11 @@ def forward(
     for t, u_Bd in enumerate(u_TBd.unbind(0)):
         if starts_TB is not None:
             h_Bd = restarted(h_Bd, starts_TB[t])
+        out = None if update is None else a_s[t]
         if w_dd.dim() == 3:
-            a_Bd = torch.add(u_Bd, block_product(h_Bd, w_dd), out=None if update is None else a_s[t])
+            a_Bd = torch.add(u_Bd, block_product(h_Bd, w_dd), out=out)
         else:
-            a_Bd = torch.addmm(u_Bd, h_Bd, w_t, out=None if update is None else a_s[t])
+            a_Bd = torch.addmm(u_Bd, h_Bd, w_t, out=out)
         new_Bd = a_Bd if update is None else update(a_Bd, h_Bd, *per_step[t])
         h_Bd = new_Bd if mask_TB is None else torch.where(mask_TB[t, :, None], new_Bd, h_Bd)
         states.append(h_Bd)
@@ -119,9 +120,10 @@ def backward(
         if carries is not None:
             earlier.addcmul_(carries[t], totals[t])
     d_extras = []
-    for e, from_y, s in zip(extras, g_extras, e_slopes, strict=True):
-        parts = [p for p in (from_y, None if s is None else s * total) if p is not None]
-        d_extras.append(sum(parts[1:], parts[0]) if parts else torch.zeros_like(e))
+    for e, gradient, s in zip(extras, g_extras, e_slopes, strict=True):
+        if s is not None:
+            gradient = s * total if gradient is None else gradient + s * total
+        d_extras.append(torch.zeros_like(e) if gradient is None else gradient)
     return da_TBd, d_extras, dh0_Bd
 
 

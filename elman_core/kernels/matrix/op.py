@@ -122,16 +122,11 @@ class MatrixKernel(Compiled):
             state_BHNV: S_0; None is zeros. mask_BT: bool; where False the state is held and o is arbitrary.
             starts_BT: bool; where True the state is set to 0 before the step, masked or not.
             a_log_H, dt_bias_H: needed by the map "mamba", and allowed only with it.
-            backend: as `Backend` in kernels/spec.py says.
+            backend: as `Backend` in kernels/spec.py says, with what a call raises.
             more: the cell's options; False by default.
 
         Returns:
             o (B, T, H, V) in the dtype of q, S_T (B, H, N, V) in float32 (float64 for float64).
-
-        Raises:
-            ConfigError: the inputs are not the cell's, or their shapes or dtypes do not fit together.
-            KernelError: the named back end cannot run this call.
-            NotImplementedError: a back end other than "reference" was named under torch.func.
         """
         given = self._bind(self.cell.names, inputs, more)
         return self._recur(
