@@ -33,8 +33,8 @@ Backend = Literal["auto", "torch", "cuda", "cpu", "host", "emulated", "reference
     emulated   the source of "cuda" on emulated threads of a CPU, for tests: runs only if asked for by name
     reference  the variant's own slow, obvious function, differentiated by autograd: the truth for all of them
 
-A call raises ConfigError for inputs that are not the cell's, or whose shapes, dtypes or devices do not fit together; KernelError
-where the named back end cannot run it; and NotImplementedError for any but "reference" named under torch.func.
+A call raises ConfigError for inputs that are not the cell's or whose shapes, dtypes or devices do not fit together, KernelError
+where the named back end cannot run it, and NotImplementedError for any but "reference" named under torch.func.
 """
 Inputs = dict[str, Any]  # tensors by name, None for those not given
 Outputs = dict[str, Tensor]
