@@ -223,4 +223,6 @@ def together(blocks: int | None = None) -> AbstractContextManager[None]:
         blocks: of the launch; None if they are not known: no other such launch then runs beside it.
     """
     streams = None if torch.compiler.is_compiling() else _streams.get()
-    return _HERE if streams is None else streams.launch(streams.processors if blocks is None else blocks)
+    if streams is None:
+        return _HERE
+    return streams.launch(streams.processors if blocks is None else blocks)

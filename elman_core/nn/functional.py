@@ -89,7 +89,10 @@ def matrix_reference(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor,
         s, mask_BT, starts_BT = (*given[count:], None, None, None)[:3]
         for i, x in enumerate(inputs):
             if x is not None and x.dim() > 2:  # beside S, and time first
-                x = x[..., None] if i < keys else x[..., None, :] if x.dim() == 4 else x[..., None, None]
+                if i < keys:
+                    x = x[..., None]
+                else:
+                    x = x[..., None, :] if x.dim() == 4 else x[..., None, None]
                 inputs[i] = x.transpose(0, 1)
             elif x is not None:
                 inputs[i] = x[:, None].expand(q_BTHN.shape[1], *x[:, None].shape)

@@ -30,12 +30,9 @@ def many_rows(x: Tensor) -> bool:
 
 
 def joined(modules: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """`[module(x), ...]` by one product; the results are views of one tensor.
+    """`[module(x), ...]` by one product, for modules of one dtype; the results are views of one tensor.
 
     Views and their rows start at multiples of 8 columns (16 bytes in 16-bit dtypes), so kernels can read them in place.
-
-    Args:
-        modules: of one dtype, K inputs each. x: (..., K).
     """
     weights, biases = list[Tensor](), list[Tensor]()  # each followed by rows of zeros, or by none
     for module in modules:

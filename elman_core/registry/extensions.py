@@ -1,6 +1,5 @@
 """Extensions: packages with entry points in the groups `elman.commands`, `elman.loggers` and the like, each imported when it
-is used. Installing one changes no model and no run.
-"""
+is used. Installing one changes no model and no run."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def load_extension(kind: str, name: str, check: Callable[[Any], None] = _need_ca
 
 def summary(point: metadata.EntryPoint) -> str:
     """The docstring of the function that an entry point names, or else of its module, read from the source: nothing is
-    imported. An empty string if there is no source or no docstring.
-    """
+    imported. An empty string if there is no source or no docstring."""
     top, *inner = point.module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:

@@ -1,6 +1,5 @@
 """How packages of this project are installed. Until a release is on the package index, a stranger could take their names there;
-so the commands that the project prints install from a checkout.
-"""
+so the commands that the project prints install from a checkout."""
 
 from __future__ import annotations
 

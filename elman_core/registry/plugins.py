@@ -120,8 +120,9 @@ class Plugins:
         for point in points:
             if wanted is None or point.name in wanted or package_of(point) in wanted:
                 self._load_one(point)
-        if wanted and (unknown := wanted - {p.name for p in points} - {package_of(p) for p in points}):
-            names = [p.name for p in points]
+        names = [point.name for point in points]
+        unknown = (wanted or set()).difference(names, map(package_of, points))
+        if unknown:
             raise PluginError(
                 f"ELMAN_PLUGINS names {', '.join(sorted(unknown))}, which is not installed."
                 f"{did_you_mean(min(unknown), names)} {nearest(min(unknown), names)}"

@@ -38,16 +38,12 @@ WIDEST_NORM = 8192
 
 
 def takes(x: Tensor, *weights: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether `linear` runs here, or `linears` of several weights. Compiles and verifies it at the first use of a size.
-
-    Args:
-        x: (..., K). weights: (N, K) each. bias: (N,), of the one weight.
-
-    Raises:
-        KernelError: verification found the kernel wrong.
-    """
-    width, fits = x.shape[-1], native.alone(x) and x.dtype in NARROW
-    for tensor in (*weights, *(() if bias is None else (bias,))):
+    """Whether `linear` runs here, or `linears` of several weights. Compiles and verifies it at the first use of a size. Raises
+    `KernelError`: verification found the kernel wrong. bias: of the one weight."""
+    width = x.shape[-1]
+    fits = native.alone(x) and x.dtype in NARROW
+    tensors = weights if bias is None else (*weights, bias)
+    for tensor in tensors:
         fits = fits and tensor.dtype == x.dtype and tensor.device == x.device
     if not fits or width % 8 or not 0 < x.numel() <= MOST_ROWS * width or not 1 <= len(weights) <= MOST_MAPS + 1:
         return False
@@ -199,7 +195,8 @@ def _draw_inputs(case: Case, generator: torch.Generator) -> Inputs:
 
 def _call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
     """The outputs of one of these kernels by name; in plain PyTorch for the back end "reference"."""
-    plain, kind = backend == "reference", options["op"]
+    plain = backend == "reference"
+    kind = options["op"]
     if kind == "linear":
         x, weight, bias, *others = inputs.values()
         made = (portable.linears if plain else linears)(x, [weight, *others], bias, spec.activated_of(weight, options))
@@ -209,7 +206,8 @@ def _call(backend: str, inputs: Inputs, options: Mapping[str, Any]) -> Outputs:
         n, stream = (portable.norm if plain else norm)(x, residual, weight, spec.EPS)
         return {"n": n, "stream": stream}
     logits, waits, before = inputs.values()
-    how, seen = spec.settings(options), before.clone(memory_format=torch.contiguous_format)
+    how = spec.settings(options)
+    seen = before.clone(memory_format=torch.contiguous_format)
     drawn, shown = (torch.empty(len(logits), dtype=torch.int64, device=logits.device) for _ in range(2))
     (portable.draw if plain else draw)(logits, waits, seen, drawn, shown, **how)
     # One wrong class or mark must be a large error in any row: compare one-hot rows, and marks where they changed.

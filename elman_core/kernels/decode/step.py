@@ -90,8 +90,9 @@ class Step(Compiled):
             return False
         if any(w.dtype != x_TBK.dtype or w.device != x_TBK.device for w in (v_dK, w_dd) if w is not None):
             return False
-        rows, inputs, width = int(x_TBK.shape[1]), 0 if v_dK is None else int(x_TBK.shape[2]), int(w_dd.shape[0])
-        return 0 < rows <= MOST_ROWS and runs(self.name, x_TBK, most_rows(rows), inputs, width)
+        rows = int(x_TBK.shape[1])
+        inputs = 0 if v_dK is None else int(x_TBK.shape[2])
+        return 0 < rows <= MOST_ROWS and runs(self.name, x_TBK, most_rows(rows), inputs, int(w_dd.shape[0]))
 
     def __call__(self, x_1BK: Tensor, v_dK: Tensor | None, bias_d: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
         """`step(x, v, bias, *extras, w, h) -> (y (1, B, d) in the dtype of x, h (B, d) in float32)`.

@@ -28,15 +28,15 @@ class GatesCell(Cell):
 
 def _derive(cell: GatesCell, sizes: Values, values: Values) -> None:
     """U, M: of how many steps h and the other states (or `inner`) are kept, N: numbers of these in a step. K: numbers kept of a
-    step; "torch" keeps p. P: G if du is not dp.
-    """
+    step; "torch" keeps p. P: G if du is not dp."""
     steps, width, plain, keep = sizes["T"], sizes["d"], values["backend"] == "torch", values.get("keep", True)
     whole = sizes["G"] = cell.gates * width
     sizes["U"] = steps + 1 if keep or not plain else 0  # the blocks of a GPU exchange the state through it
     sizes["M"] = steps + 1 if cell.inner is not None or (keep and len(cell.states) > 1) else 0
     sizes["N"] = max(1, len(cell.states) - 1) * width
     sizes.setdefault("c", width // sizes.get("H", 1))
-    sizes["K"] = 0 if not keep else whole if plain else cell.kept * width
+    kept = whole if plain else cell.kept * width
+    sizes["K"] = kept if keep else 0
     sizes["P"] = whole if cell.splits or plain else 0
 
 

@@ -74,11 +74,8 @@ def usual(cell: MatrixCell, target: Target, step: bool = False) -> Extension:
 
 @cache
 def load(cell: MatrixCell, target: Target, size: Size, index: int | None) -> Any:
-    """The compiled module for the current device, built if need be. Raises as `extension` and `launch.opened`.
-
-    Args:
-        index: of the device; None for a CPU, on which "cuda" is emulated.
-    """
+    """The compiled module for the current device, built if need be. Raises as `extension` and `launch.opened`. index: None for
+    a CPU, on which "cuda" is emulated."""
     library = launch.opened(extension(cell, target, size), FAMILY, index is None)
     if index is not None:
         most: Any = torch.cuda.get_device_properties(index)

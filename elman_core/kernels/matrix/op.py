@@ -145,7 +145,8 @@ class MatrixKernel(Compiled):
         Returns, raises: as a call.
         """
         lines = self.cell.lines
-        names, keys = self.cell.names[len(self.cell.packed) :], 2 + len(self.cell.vectors)
+        names = self.cell.names[len(self.cell.packed) :]
+        keys = 2 + len(self.cell.vectors)
         given = self._bind(names, inputs, more)
         if self.cell.shared:
             raise ConfigError(f"{self.name}: {self.cell.shared[0]} is shared by all heads; pass q, k and lines apart")
