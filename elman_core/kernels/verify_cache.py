@@ -73,7 +73,8 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
     path = _path(spec, target, arch or build.local_arch(spec.extension(target)))
     for folder in build.cache_dirs():
         with contextlib.suppress(OSError, ValueError, TypeError):  # absent, damaged, of another version: not verified
-            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in read_json(folder / path).items()}
+            found = read_json(folder / path)
+            values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
             return Stamp(**values)
     return None
 
@@ -81,8 +82,9 @@ def stamp(spec: KernelSpec, target: Target = "cuda", arch: str | None = None) ->
 def save(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
     """Write what `make` makes. Raises as it does, and `KernelError` or `StorageError` if no cache can be written."""
     cache = build.writable_cache()
+    folder = cache / "verified"
     with storage_errors(f"cannot write to {cache}"):
-        (folder := cache / "verified").mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
     with build.locked(folder, spec.name):  # else of two processes that add to a stamp, one would lose what it found
         made = make(spec, report, extra)
         write_json(cache / _path(spec, made.target, made.arch), asdict(made))
@@ -91,11 +93,7 @@ def save(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
 
 def make(spec: KernelSpec, report: Report, extra: Sequence[Case] = ()) -> Stamp:
     """The stamp of a report. It replaces the existing stamp, and keeps its single problems unless it failed; a report of single
-    problems (`extra`) is added to the existing stamp instead.
-
-    Raises:
-        KernelError: the report is not of a compiled kernel.
-    """
+    problems (`extra`) is added to the existing stamp instead. Raises `KernelError`: the report is not of a compiled kernel."""
     if report.target not in spec.targets:
         raise KernelError(f"only compiled kernels are stamped, not the back end {report.target!r}")
     arch = build.local_arch(spec.extension(report.target))
@@ -123,8 +121,10 @@ def _path(spec: KernelSpec, target: Target, arch: str) -> Path:
     digest = hashlib.sha256()
     for part in (spec.extension(target).key(arch), torch.__version__, str(torch.version.cuda)):
         digest.update(part.encode() + b"\0")
-    record = () if spec.record is None or not spec.record.is_file() else (spec.record,)  # it sets limits
-    for path in (*spec.python, *record):
+    files = [*spec.python]
+    if spec.record is not None and spec.record.is_file():  # it sets limits
+        files.append(spec.record)
+    for path in files:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return Path("verified") / f"{spec.name}-{target}-{arch}-{digest.hexdigest()[:20]}.json"
 

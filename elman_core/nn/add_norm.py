@@ -93,7 +93,9 @@ def _run_backward(
             d, dw = _kernels().add_norm_backward(dn, d_stream, stream, rho, weight, d_x)
         return d, d_x, dw
     with without_autocast(dn):
-        dn, scale, w = dn.to(stream.dtype), rho.view(*stream.shape[:-1], 1), weight.to(stream.dtype)
+        dn = dn.to(stream.dtype)
+        w = weight.to(stream.dtype)
+        scale = rho.view(*stream.shape[:-1], 1)
         product = dn * stream
         dw = rho.view(1, -1).mm(product.reshape(-1, stream.shape[-1])).squeeze(0).to(weight.dtype)
         shrink = product.matmul(w).unsqueeze(-1).mul_(scale.pow(3)).div_(-stream.shape[-1])
