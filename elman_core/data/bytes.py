@@ -69,7 +69,11 @@ class ByteFile:
     """
 
     dtype = np.dtype(np.uint8)
-    unit, vocab_size, separator, tokenizer, bytes_per_token, chat_template = "bytes", 256, SEPARATOR, None, 1.0, None
+    unit = "bytes"
+    vocab_size = 256
+    separator = SEPARATOR
+    bytes_per_token = 1.0
+    tokenizer = chat_template = None
 
     def __init__(self, path: str | os.PathLike[str], packed: bool = False) -> None:
         self.path = Path(path).expanduser()
@@ -88,9 +92,11 @@ class ByteFile:
         self.size = os.fstat(self._descriptor).st_size
         start = os.pread(self._descriptor, 16, 0)
         self.packed = start.startswith(PACKED_MAGIC)
-        for name, magic in {**NO_TEXT, **({} if packed else {"elman data pack": PACKED_MAGIC})}.items():
-            if start.startswith(magic):
-                raise DataError(f"{self.path} is no raw text ({name}): elman data pack makes training data of it")
+        kind = next((name for name, magic in NO_TEXT.items() if start.startswith(magic)), None)
+        if self.packed and not packed:
+            kind = "elman data pack"
+        if kind is not None:
+            raise DataError(f"{self.path} is no raw text ({kind}): elman data pack makes training data of it")
         if self.path.suffix in (".jsonl", ".ndjson"):
             _warn_of_json(self.path)
         self._known: dict[str, int | str] | None = None  # the fingerprint
