@@ -80,7 +80,7 @@ def eval_(
     chosen = pick_device(device)
     ladder: Any = load_checkpoint(model, device=chosen)
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
-    tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])], length)
+    tokenizer, sizes, raw = tokens_of(ladder, [*parts, held] if held else parts, length)
     if raw and everything:
         pack = shlex.join(
             ["elman", "data", "pack", parts[0].value, "--tokenizer", ladder.name_or_path, "--out", "tokens.bin"]
@@ -114,7 +114,8 @@ def eval_(
     if json_:
         print(json.dumps(result))
         return
-    how += "" if everything else f", windows of {length}"
+    if not everything:
+        how += f", windows of {length}"
     nats = f"{result['loss']:.4f} nats{' a token' if 'tokens' in result else ''}"
     print(f"{result['bits_per_byte']:.4f} bits per byte  ({nats}; {result['bytes']:,} bytes {how})")
 
@@ -144,9 +145,10 @@ def how_evaluated(path: Path) -> dict[str, Any]:
     runs = [folder for folder in (path, path.parent.parent) if (folder / MANIFEST).is_file()]
     checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
     tree: dict[str, Any] = read_manifest(runs[0]) if runs else {}
-    for file in () if runs else (*checkpoints, path / "state/trainer.json", path / EXPORTED):
-        with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
-            tree = tree or read_json(file)
+    for file in (*checkpoints, path / "state/trainer.json", path / EXPORTED):
+        if not tree:
+            with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
+                tree = read_json(file)
     if not tree:
         return {}
     try:

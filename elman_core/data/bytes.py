@@ -159,10 +159,7 @@ class ByteFile:
 
     def check_unchanged(self) -> None:
         """Compare the file's size and time with those at the last look, and its fingerprint if they differ.
-
-        Raises:
-            DataError: the bytes have changed since `fingerprint` was first called.
-        """
+        Raises `DataError` if the bytes have changed since `fingerprint` was first called."""
         stamp = self._stamp()
         if stamp == self._changed or self._known is None:
             return
@@ -191,7 +188,7 @@ class ByteFile:
         """The bytes from the mapping; None if their pages are unavailable, or the file now ends before them."""
         if _POPULATE_READ is None:
             return None
-        parts = list[bytes]()
+        parts: list[bytes] = []
         try:
             for offset, length in windows:
                 start = offset - offset % mmap.PAGESIZE
@@ -220,14 +217,15 @@ class ByteFile:
         raise AssertionError("the last attempt returns or raises")
 
     def _read_at(self, offset: int, length: int) -> bytes:
-        parts, missing = [], length
-        while missing:
-            part = os.pread(self._descriptor, missing, offset)
+        parts: list[bytes] = []
+        while length:
+            part = os.pread(self._descriptor, length, offset)
             if not part:
                 break
             parts.append(part)
-            offset, missing = offset + len(part), missing - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
 
 
 @cache

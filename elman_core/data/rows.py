@@ -69,6 +69,7 @@ class PackedRows(FileSource):
         starts = np.zeros(len(places), bool)
         starts[heads] = True
         mask = self.file.counts(firsts, steps)
+        offsets = self.firsts[[parts[0][0] for parts in chosen]]
 
         def in_rows(values: NDArray[Any]) -> NDArray[Any]:
             """One piece behind the other, row after row; 0 where a row is not filled."""
@@ -76,15 +77,9 @@ class PackedRows(FileSource):
             whole[inside] = values
             return whole
 
-        return Batch(
-            in_rows(inputs),
-            self.firsts[[parts[0][0] for parts in chosen]],
-            np.ones(len(rows), bool),
-            in_rows(text[places]),
-            inside if mask is None else in_rows(mask),
-            in_rows(starts),
-            filled,
-        )
+        counts = inside if mask is None else in_rows(mask)
+        fresh = np.ones(len(rows), bool)
+        return Batch(in_rows(inputs), offsets, fresh, in_rows(text[places]), counts, in_rows(starts), filled)
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The pieces in the order of an epoch, and the tokens up to the end of each."""

@@ -21,11 +21,8 @@ WARM = 2
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A tensor on its way to the host. Reading it waits only for the work that computes it.
-
-    Attributes:
-        values: on the host, once they have arrived. arrived: the event of their arrival; None: they are there.
-    """
+    """A tensor on its way to the host, and the event of its arrival; None: it is there. Reading it waits only for the work
+    that computes it."""
 
     values: Tensor
     arrived: torch.cuda.Event | None = None
@@ -48,8 +45,6 @@ class HostCopy:
 
 
 class Recording(Protocol):
-    """Recorded work."""
-
     def __call__(self) -> Tensor:
         """Replay it; returns the same tensor object that the function returned."""
 
@@ -83,10 +78,7 @@ class Recorder(Protocol):
 
 def try_to_record(recorder: Recorder, run: Callable[[], Tensor]) -> Recording | RuntimeError:
     """`recorder.record(run)`, or why it cannot be recorded.
-
-    Raises:
-        RuntimeError: recording ran out of memory (`ran_out`), which does not mean that `run` cannot be recorded.
-    """
+    Raises `RuntimeError` if memory ran out (`ran_out`), which does not mean that `run` cannot be recorded."""
     try:
         return recorder.record(run)
     except RuntimeError as error:

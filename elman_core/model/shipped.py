@@ -20,10 +20,7 @@ def shipped(path: str | os.PathLike) -> Path:
     """The folder of the model `pretrained/NAME`.
 
     Packages register in the entry point group `elman.checkpoints`; each folder with a config.json in such a package is a model.
-
-    Raises:
-        CheckpointError: no installed package has it.
-    """
+    Raises `CheckpointError` if none has it."""
     name, folders = str(path).removeprefix(PREFIX), _folders()
     if name not in folders:
         some = f"Two small models: {how_to_install('elman-checkpoints')}"

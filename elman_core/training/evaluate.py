@@ -20,11 +20,7 @@ from .step import Windows
 
 
 def on_mixture(model: Any, heldout: Sequence[tuple[float, Heldout]], rows: int, **how: Any) -> dict[str, Any]:
-    """As `on_windows`; of several sources the mean of their losses by weight, all targets, and `sources`, the bits of each.
-
-    Args:
-        heldout: windows, each with its weight.
-    """
+    """As `on_windows`; of several sources the mean of their losses by weight, all targets, and `sources`, the bits of each."""
     results: list[dict[str, Any]] = []
     for _, windows in heldout:
         result = on_windows(model, windows, rows, **how)
@@ -84,7 +80,7 @@ def on_windows(
             mine = first + ranks.rank
             # A rank without a batch repeats one: a sharded model needs every rank.
             batch = heldout.read(batches[min(mine, len(batches) - 1)])
-            score, _ = _score(model, batch, sizes, loss_chunk=loss_chunk, forward=forward)
+            score, _ = _score(model, batch, sizes, forward, loss_chunk=loss_chunk)
             if mine < len(batches):
                 own[mine] = score
     scores = {index: score for part in ranks.gather(own) for index, score in part.items()}
@@ -104,10 +100,7 @@ def on_everything(
 
     The file is cut into `rows` parts of equal length, read side by side with a carried state; only at the start of each part
     is there less context.
-
-    Raises:
-        ConfigError: a model whose state grows with the text.
-    """
+    Raises `ConfigError` for a model whose state grows with the text."""
     require_constant_state(model, "evaluating a whole file")
     if file.size < 2:
         raise DataError(f"{file.path} has one byte: there is nothing to predict")
@@ -124,12 +117,12 @@ def on_everything(
     with evaluating(model):
         for first in counted(range(0, part, length)):
             batch = read(starts + first, min(length, part - first))
-            score, states = _score(model, batch, sizes, states, carry=True)
+            score, states = _score(model, batch, sizes, states=states, return_states=True)
             total += score
         rest = scored - part * rows  # fewer than `rows` bytes at the end continue the last part
         if rest:
             tail = mapped(lambda t: t[-1:], states)
-            score, _ = _score(model, read(np.array([part * rows]), rest), sizes, tail)
+            score, _ = _score(model, read(np.array([part * rows]), rest), sizes, states=tail)
             total += score
     return _result(total, sizes is not None)
 
@@ -174,25 +167,15 @@ def _score(
     model: Any,
     batch: Batch,
     sizes: NDArray[np.int64] | None,
-    states: States | None = None,
-    carry: bool = False,
-    loss_chunk: int = 0,
     forward: Callable[..., Outputs] = forward_loss,
+    **how: Any,
 ) -> tuple[_Score, States | None]:
-    """The score of a batch, and with `carry` the states after its windows."""
+    """The score of a batch, and the states after its windows. `how`: as of `forward_loss`."""
     device = model.model.embed_tokens.weight.device
     windows = Windows.of(batch).each(lambda t: t.to(device))
     inputs_BT, targets_BT = windows.pair()
-    out = forward(
-        model,
-        inputs_BT,
-        targets_BT,
-        loss_chunk=loss_chunk,
-        states=states,
-        starts_BT=windows.starts,
-        return_states=carry,
-        counted=None if batch.counts is None else torch.ones((), device=device),  # divided by 1, the loss is a sum
-    )
+    counted = None if batch.counts is None else torch.ones((), device=device)  # divided by 1, the loss is a sum
+    out = forward(model, inputs_BT, targets_BT, starts_BT=windows.starts, counted=counted, **how)
     if batch.counts is None:
         targets = targets_BT.numel()
         nats = float(out.loss) * targets
