@@ -46,7 +46,9 @@ def eval_(
 
     asked = how_evaluated(Path(model))
     read = asked.get("text")  # by the training
-    path = str(data) if data else asked.get("path") if read else None
+    path = str(data) if data else None
+    if data is None and read:
+        path = asked.get("path")
     if path is None:
         raise DataError(f"{model} is not a run, its text is unknown: correct the path, or give a text with --data FILE")
     other = asked.get("heldout_file", "") if data is None and heldout is None and not everything else ""
@@ -146,7 +148,7 @@ def how_evaluated(path: Path) -> dict[str, Any]:
     checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
     tree: dict[str, Any] = read_manifest(runs[0]) if runs else {}
     for file in (*checkpoints, path / "state/trainer.json", path / EXPORTED):
-        if not tree:
+        if not (runs or tree):
             with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
                 tree = read_json(file)
     if not tree:

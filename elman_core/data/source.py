@@ -161,7 +161,8 @@ class Mixture(Source):
         self, sources: Sequence[Source], weights: Sequence[float], rows: int, seed: int, streams: bool
     ) -> None:
         super().__init__(sources[0].length, rows, seed)
-        self.sources, self.shares = sources, np.asarray(weights) / sum(weights)
+        self.sources = sources
+        self.shares = np.asarray(weights) / sum(weights)
         first, *others = dict.fromkeys(json.dumps(tokenizer_digest(s)) for s in sources)
         if others:
             raise DataError(

@@ -124,11 +124,8 @@ class Decoder:
             self._shown_T = torch.zeros(LAUNCHED, dtype=torch.long, device=device)
 
     def bytes(self, budget: int) -> Iterator[list[int]]:
-        """Rows of B bytes, in order, `budget` at most. Stop taking them when enough have come.
-
-        Raises:
-            DivergedError: logits that are not finite.
-        """
+        """Rows of B bytes, in order, `budget` at most. Stop taking them when enough have come. Raises `DivergedError` for
+        logits that are not finite."""
         if not budget:
             return
         underway = deque([HostCopy.of(self.results_RB[:1])])  # the first bytes follow from the prompt

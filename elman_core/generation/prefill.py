@@ -88,9 +88,8 @@ def read(
 ) -> Tensor:
     """Read tokens into `cache`, `chunk` steps at once; returns the logits (B, V) of what follows.
 
-    Args:
-        mask_BT: 0 where a row is padded. least: the steps of a piece are padded to a multiple of it.
-        wave: as of `prefill`. It needs one GPU, no mask and a model without hooks.
+    `mask_BT` is 0 where a row is padded. The steps of a piece are padded to a multiple of `least`. A `wave`, as of `prefill`,
+    needs one GPU, no mask and a model without hooks.
     """
     pieces = tokens_BT.split(chunk, dim=1)
     masks = [None] * len(pieces) if mask_BT is None else mask_BT.bool().split(chunk, dim=1)

@@ -148,13 +148,14 @@ def load_checkpoint(
         PluginError: its variant is not installed. ConfigError: its options are not accepted by what is installed.
     """
     source = locate(path)
+    compares: dict[str, Any] = {"checksums": False} if isinstance(source, Path) else {}  # `locate` has compared those
     with no_progress_bars(quiet=True):
         try:
             loaded: Any = LadderForCausalLM.from_pretrained(
                 str(source),
                 dtype=dtype if dtype is not None else "auto",
                 output_loading_info=True,
-                **({"checksums": False} if isinstance(source, Path) else {}),  # `find_checkpoint` has compared them
+                **compares,
             )
         except ElmanError:
             raise

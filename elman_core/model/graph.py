@@ -53,11 +53,8 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Records: `CudaRecorder`, that of an extension for a CPU, or the tests' recorder.
-
-    Attributes:
-        burst: steps of decoding that are best recorded at once.
-    """
+    """Records: `CudaRecorder`, that of an extension for a CPU, or the tests' recorder. `burst`: steps of decoding that are best
+    recorded at once."""
 
     burst: int
 
@@ -67,12 +64,8 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], Tensor]) -> Recording:
         """Record `run`; the result replays it and returns the same tensor object that `run` returned.
 
-        Args:
-            run: reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once
-                before, so that everything that is compiled or allocated once exists.
-
-        Raises:
-            RuntimeError: `run` did something that cannot be recorded.
+        It reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once before,
+        so that everything that is compiled or allocated once exists. Raises `RuntimeError` if it did what cannot be recorded.
         """
 
 

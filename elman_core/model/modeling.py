@@ -271,7 +271,8 @@ class _Ends(StoppingCriteriaList):
 
 def _read(input_ids: Tensor, kwargs: dict[str, Any]) -> int:
     """How many of these tokens the state has read. Under a mask of their own, fewer than it has read can only be new ones."""
-    cache, mask, length = kwargs.get(CACHE), kwargs["attention_mask"], input_ids.shape[1]
+    cache, mask = kwargs.get(CACHE), kwargs["attention_mask"]
+    length = input_ids.shape[1]
     if cache is None or (mask is not None and mask.shape[1] != length):
         return 0
     seen = int(cache.get_seq_length())

@@ -122,7 +122,7 @@ class LadderPreTrainedModel(PreTrainedModel):
                 cast = _check(Path(listed).parent, compares)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         base = f"{cls.base_model_prefix}."
-        for key in model.state_dict() if cast else ():
+        for key in model.state_dict():
             # A backbone's file may serve a head, and the reverse.
             for stored in (key, base + key, key.removeprefix(base)):
                 if stored in cast:

@@ -21,7 +21,8 @@ def shipped(path: str | os.PathLike) -> Path:
 
     Packages register in the entry point group `elman.checkpoints`; each folder with a config.json in such a package is a model.
     Raises `CheckpointError` if none has it."""
-    name, folders = str(path).removeprefix(PREFIX), _folders()
+    name = str(path).removeprefix(PREFIX)
+    folders = _folders()
     if name not in folders:
         some = f"Two small models: {how_to_install('elman-checkpoints')}"
         known = f"Installed: {', '.join(sorted(folders))}" if folders else some

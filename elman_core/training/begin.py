@@ -31,9 +31,9 @@ def source_of(model: ModelSettings, new: bool) -> Path | str | None:
     if not model.init:
         return None
     own = dataclasses.asdict(ModelSettings(init=model.init, init_optimizer=model.init_optimizer))
-    for name, value in dataclasses.asdict(model).items() if new else ():
-        if value != own[name]:
-            raise ConfigError(f"{model.init} decides model.{name}: leave it out, or begin without a model")
+    chosen = [name for name, value in dataclasses.asdict(model).items() if value != own[name]]
+    if new and chosen:
+        raise ConfigError(f"{model.init} decides model.{chosen[0]}: leave it out, or begin without a model")
     source = locate(model.init)
     if model.init_optimizer == "keep" and not (isinstance(source, Path) and (source / "state/trainer.json").exists()):
         raise CheckpointError(f"{model.init} holds no state of an optimizer: leave out model.init_optimizer=keep")

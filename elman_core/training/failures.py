@@ -118,7 +118,8 @@ def _reported(run: Any, step: int, what: str, here: dict[str, str] | None, other
     except StorageError as second:  # the divergence matters more
         details = str(second)
     error = DivergedError(f"{what}; first not finite: {where}. {details}; try a lower train.lr or more train.warmup")
-    error.everywhere, error.step = run.ranks.size > 1, step
+    error.everywhere = run.ranks.size > 1
+    error.step = step
     return error
 
 

@@ -248,7 +248,6 @@ class Trainer:
             )
 
     def _observe(self, hook: str, **arguments: Any) -> None:
-        """Call the observers, on the first rank."""
         if self.ranks.main:
             with self.signals.by_one():
                 call(hook, run=self, **arguments)
@@ -298,7 +297,6 @@ class Trainer:
         return self._finish()
 
     def _launch(self) -> None:
-        """Hand the next step to the device."""
         started = time.perf_counter()
         step = self._next
         windows = self.feed.get(step, self.launched[-1].done.carry if self.launched else self.progress.carry)

@@ -99,7 +99,6 @@ class CapturedStep:
         required: whether a step that cannot be recorded is an error; if not, it runs eager after one warning.
 
     Attributes:
-        ready: whether the next call runs at the final speed.
         refused: why it could not be recorded; "" if it was recorded or has yet to be.
     """
 
@@ -145,7 +144,8 @@ class CapturedStep:
         recording = try_to_record(self.recorder, self._run)
         error, own_reason = None, ""
         if isinstance(recording, RuntimeError):
-            error, own_reason = recording, str(recording).splitlines()[0]
+            error = recording
+            own_reason = str(recording).splitlines()[0]
         else:
             self._replay = recording
         self.refused = self.step.processes.refusal(own_reason)

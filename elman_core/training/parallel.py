@@ -98,7 +98,6 @@ class Shared(OneProcess):
         self.heard = torch.zeros_like(self.notes)
 
     def tell(self, notes: Sequence[float]) -> None:
-        """Set the numbers that this rank adds in the next step."""
         self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
 
     def refusal(self, own: str) -> str:

@@ -153,7 +153,8 @@ def decide(
     if settings.data.sampling == "tbptt":
         require_constant_state(model, "data.sampling='tbptt'")
     mode = choose_mode(settings, model, device, sharded=parallel == "fsdp")
-    if train.loss_chunk and (plugins := acting().get("elman_loss_terms")):
+    plugins = acting().get("elman_loss_terms")
+    if train.loss_chunk and plugins:
         raise ConfigError(f"plugin {plugins[0]} adds loss terms and may need all logits: set train.loss_chunk=0")
     if manifest is None:
         names = {f.name for f in dataclasses.fields(settings.model)} & vars(model.config).keys()

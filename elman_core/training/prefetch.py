@@ -108,7 +108,8 @@ class Feed:
     def __init__(self, windows: Source, settings: Settings, device: torch.device, ranks: Ranks) -> None:
         self.windows, self.device = windows, device
         self.rows = None if ranks.size == 1 else ranks.rows(settings.train.batch_size)
-        self.carries, self.resets = settings.data.sampling == "tbptt", settings.data.documents == "reset"
+        self.carries = settings.data.sampling == "tbptt"
+        self.resets = settings.data.documents == "reset"
         self.reader = Prefetcher(self.read, device) if device.type == "cuda" else None
 
     def read(self, step: int) -> Batch:

@@ -247,7 +247,8 @@ def _changed(settings: Settings) -> Iterator[str]:
         "model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers", "train.steps", "train.minutes",
         "train.warmup",
     }  # fmt: skip
-    model, usual = settings.model, Settings().to_dict()
+    model = settings.model
+    usual = Settings().to_dict()
     if isinstance(model.options, dict) and isinstance(model.variant, str):
         usual["model"]["options"] = config_to_dict(resolve(model.variant).config)
     if isinstance(model.options, list):  # a table for each layer

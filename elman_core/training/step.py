@@ -37,15 +37,10 @@ Terms = Callable[[Outputs], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Windows:
-    """The input of a step.
+    """The input of a step: the arrays of a `Batch` as tensors of the same shapes, on the model's device.
 
     Attributes:
-        tokens: (B, T + 1), any integer dtype, on the model's device; (B, T) beside `targets`.
-        targets: (B, T), any integer dtype; None: the next tokens.
-        counts: (B, T), bool, the targets that count; None: all.
-        starts: (B, T), bool, where documents begin, each from the initial state; None: nowhere.
-        filled: (B,), the tokens of each row that are no filling; None: all.
-        fresh: (B,), bool, rows that do not continue from `carry`; None: all do, or `starts` says it.
+        starts: None: documents begin nowhere. fresh: None: all rows continue from `carry`, or `starts` says it.
         carry: the states after the previous step, all rows; None at the start.
     """
 
@@ -71,8 +66,12 @@ class Windows:
         return cls(**tensors)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Windows:
-        given = {name: change(t) for name in FROM_BATCH if (t := getattr(self, name)) is not None}
-        return Windows(**given, carry=mapped(change, self.carry))
+        tensors = {}
+        for name in FROM_BATCH:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensors[name] = change(tensor)
+        return Windows(**tensors, carry=mapped(change, self.carry))
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (B, T), int64; targets that do not count are -100."""

@@ -121,7 +121,8 @@ class Text:
 
     def digests(self) -> list[str | None]:
         """Of each file, that of `heldout_file` last; None for large files and for sources of extensions."""
-        return [p.file.digest() if p.file is not None else None for p in (*self.parts, self.heldout_file) if p]
+        parts = [*self.parts, self.heldout_file] if self.heldout_file else self.parts
+        return [part.file.digest() if part.file is not None else None for part in parts]
 
 
 def open_text(
