@@ -72,7 +72,7 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                 cross-entropy in nats alone.
         """
         past_key_values = past_key_values if cache is None else cache
-        tokens: Any = input_ids
+        tokens: Any = input_ids  # with `return_loss`, also the last one, which is only predicted
         mask = attention_mask
         if return_loss:
             if input_ids is None or labels is not None or input_ids.ndim != 2 or input_ids.shape[1] < 2:

@@ -51,8 +51,8 @@ def acting() -> dict[str, list[str]]:
 
 
 def load_loggers(names: str) -> dict[str, Any]:
-    """The loggers that `train.loggers` names. Raises `ConfigError` if one is not installed, `PluginError`
-    if one is broken, or does more than observe."""
+    """The loggers that `train.loggers` names. Raises `ConfigError` if one is not installed, `PluginError` if one is broken, or
+    does more than observe."""
     wanted = filter(None, (name.strip() for name in names.split(",")))
     try:
         return {f"{name} (logger)": load_extension("loggers", name, _check_logger) for name in wanted}
