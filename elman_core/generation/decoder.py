@@ -130,10 +130,13 @@ class Decoder:
             return
         underway = deque([HostCopy.of(self.results_RB[:1])])  # the first bytes follow from the prompt
         asked = 1
-        while underway:
-            if (self._replay is not None or self._run is not None) and asked < budget:  # busy while the host reads
+        while True:
+            # What is recorded runs ahead, so that the device is busy while the host reads.
+            while asked < budget and len(underway) < (1 if self._replay is None and self._run is None else 2):
                 underway.append(self._more(budget - asked))
                 asked += len(underway[-1].values)
+            if not underway:
+                return
             for row in underway.popleft().read():
                 if min(row) < 0:
                     check_errors(self.next_B.device)  # a kernel that gave up leaves NaN, and a replay reports no error
@@ -141,9 +144,6 @@ class Decoder:
                         "the model's logits are not finite: its weights have diverged, or 16-bit weights are too coarse for it"
                     )
                 yield row
-            if not underway and asked < budget:
-                underway.append(self._more(budget - asked))
-                asked += len(underway[-1].values)
 
     def _more(self, wanted: int) -> HostCopy:
         """Draw the next byte of every sample, or a burst of them where that is recorded, or many where there is a program."""

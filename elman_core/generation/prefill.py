@@ -95,9 +95,11 @@ def read(
     masks = [None] * len(pieces) if mask_BT is None else mask_BT.bool().split(chunk, dim=1)
 
     def piece(index: int) -> Tensor:
-        steps, mask = pieces[index].shape[1], masks[index]
-        if spare := -steps % least:
-            mask = F.pad(torch.ones_like(pieces[index], dtype=torch.bool) if mask is None else mask, (0, spare))
+        mask = masks[index]
+        spare = -pieces[index].shape[1] % least
+        if spare:
+            real = torch.ones_like(pieces[index], dtype=torch.bool) if mask is None else mask
+            mask = F.pad(real, (0, spare))
         padded = F.pad(pieces[index].long(), (0, spare))
         return model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1).logits[:, 0]
 

@@ -276,7 +276,6 @@ class Trainer:
             self._save()
 
     def _due(self, every: int) -> bool:
-        """Whether something is done every so many steps, and now."""
         return bool(every) and self._next % every == 0
 
     def advance(self, steps: int) -> None:

@@ -66,7 +66,6 @@ class Plan:
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     def protocol(self) -> dict[str, Any]:
-        """The settings that must be equal before two runs are compared."""
         window = max((held.length for _, held in self.text.heldout), default=0)
         return protocol(self.began, self.text.fingerprint(), window)
 

@@ -41,7 +41,8 @@ def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
         if isinstance(module, Mixer):
             stacked = module.stacked()
             for n, p in module.named_parameters():
-                if (p.ndim == 2 or (p.ndim == 3 and p.shape[1] > 1)) and f"{prefix}.{n}" not in left_alone:
+                is_matrix = p.ndim == 2 or (p.ndim == 3 and p.shape[1] > 1)
+                if is_matrix and f"{prefix}.{n}" not in left_alone:
                     rows_of[f"{prefix}.{n}"] = stacked.get(n, (p.shape[-2],))
     return rows_of
 
