@@ -249,9 +249,9 @@ def test_a_signal_during_the_last_evaluation_stops_nothing(text, tmp_path, regis
 
 
 def test_a_signal_during_an_evaluation_ends_it_and_saves(text, tmp_path, monkeypatch):
-    real = evaluate._nats
+    real = evaluate._score
     asks = lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM) or real(*given, **how)  # noqa: E731
-    monkeypatch.setattr(evaluate, "_nats", asks)
+    monkeypatch.setattr(evaluate, "_score", asks)
     result = start(settings(text, "train.steps=3"), tmp_path / "run", quiet=True).fit()
     assert (result.status, result.step, result.signal) == ("killed", 3, signal.SIGTERM)
     monkeypatch.undo()

@@ -125,7 +125,6 @@ class Extension(TyperCommand):
 
 
 def build_app() -> typer.Typer:
-    """The application with every command of the core."""
     app = _new_app()
     for module, names in COMMANDS.items():
         for name in names:
@@ -147,7 +146,6 @@ def _new_app() -> typer.Typer:
 
 
 def _add(app: typer.Typer, made: Any, name: str) -> None:
-    """Add a command, which is a function, or a group of commands."""
     if isinstance(made, typer.Typer):
         app.add_typer(made, name=name, cls=_Group)
     else:
@@ -197,11 +195,15 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if isinstance(error, SystemExit) and not error.code:  # typer, after --install-completion
             return 0
-        if (foreseen := _foreseen(error)) is None:
+        foreseen = _foreseen(error)
+        if foreseen is None:
             return _unexpected(error)
-        rank, (code, said) = os.environ.get("RANK", "0"), foreseen
-        everywhere, elsewhere = getattr(error, "everywhere", False), getattr(error, "said", False)
-        if not elsewhere and (rank == "0" or not everywhere):  # an error of all processes is printed by the first
+        code, said = foreseen
+        rank = os.environ.get("RANK", "0")
+        is_printed = getattr(error, "said", False)  # by another process
+        if rank != "0" and getattr(error, "everywhere", False):
+            is_printed = True  # an error of all processes is printed by the first
+        if not is_printed:
             _say(said if rank == "0" or said.startswith("rank ") else f"rank {rank}: {said}")
         if getattr(error, "fatal", False):
             sys.stdout.flush()

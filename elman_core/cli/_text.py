@@ -25,16 +25,18 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), indent: int
 
     The last column wraps at the width of the terminal. A last cell with too little room there stands below its row.
     """
-    cells = [[printable(cell) for cell in r] for r in ([header] if header else []) + list(rows)]
+    cells = [[printable(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
     if not cells:
         return ""
-    widths = [max(len(r[i]) for r in cells) for i in range(len(cells[0]) - 1)]
-    right = [all(r[i].lstrip("+-").replace(",", "")[:1].isdigit() for r in rows) for i in range(len(widths))]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
+    numeric = [all(row[i].lstrip("+-").replace(",", "")[:1].isdigit() for row in rows) for i in range(len(widths))]
     left = indent + sum(widths) + 2 * len(widths)
     terminal = shutil.get_terminal_size((120, 24)).columns
     lines = []
     for row in cells:
-        start = "".join((c.rjust(w) if r else c.ljust(w)) + "  " for c, w, r in zip(row, widths, right, strict=False))
+        start = ""
+        for cell, width, is_numeric in zip(row, widths, numeric, strict=False):
+            start += (cell.rjust(width) if is_numeric else cell.ljust(width)) + "  "
         longest = max((len(word) for word in row[-1].split()), default=0)
         below = len(row[-1]) > terminal - left < max(30, longest)
         hang = indent + 4 if below else left
@@ -64,5 +66,9 @@ def dump(value: Any) -> str:
 
 def free_folder(name: str) -> Path:
     """`runs/NAME`, or with the first number that is free."""
-    names = (Path("runs") / f"{name}{f'-{i}' if i > 1 else ''}" for i in itertools.count(1))
-    return next(path for path in names if not path.exists())
+    path = Path("runs") / name
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = Path("runs") / f"{name}-{number}"
+    return path

@@ -46,7 +46,9 @@ def eval_(
 
     asked = how_evaluated(Path(model))
     read = asked.get("text")  # by the training
-    path = str(data) if data else asked.get("path") if read else None
+    path = str(data) if data else None
+    if data is None and read:
+        path = asked.get("path")
     if path is None:
         raise DataError(f"{model} is not a run, its text is unknown: correct the path, or give a text with --data FILE")
     other = asked.get("heldout_file", "") if data is None and heldout is None and not everything else ""
@@ -80,7 +82,7 @@ def eval_(
     chosen = pick_device(device)
     ladder: Any = load_checkpoint(model, device=chosen)
     length = window or asked.get("chunk_size") or ladder.config.max_position_embeddings
-    tokenizer, sizes, raw = tokens_of(ladder, [*parts, *([held] if held else [])], length)
+    tokenizer, sizes, raw = tokens_of(ladder, [*parts, held] if held else parts, length)
     if raw and everything:
         pack = shlex.join(
             ["elman", "data", "pack", parts[0].value, "--tokenizer", ladder.name_or_path, "--out", "tokens.bin"]
@@ -114,7 +116,8 @@ def eval_(
     if json_:
         print(json.dumps(result))
         return
-    how += "" if everything else f", windows of {length}"
+    if not everything:
+        how += f", windows of {length}"
     nats = f"{result['loss']:.4f} nats{' a token' if 'tokens' in result else ''}"
     print(f"{result['bits_per_byte']:.4f} bits per byte  ({nats}; {result['bytes']:,} bytes {how})")
 
@@ -144,9 +147,10 @@ def how_evaluated(path: Path) -> dict[str, Any]:
     runs = [folder for folder in (path, path.parent.parent) if (folder / MANIFEST).is_file()]
     checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
     tree: dict[str, Any] = read_manifest(runs[0]) if runs else {}
-    for file in () if runs else (*checkpoints, path / "state/trainer.json", path / EXPORTED):
-        with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
-            tree = tree or read_json(file)
+    for file in (*checkpoints, path / "state/trainer.json", path / EXPORTED):
+        if not (runs or tree):
+            with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
+                tree = read_json(file)
     if not tree:
         return {}
     try:

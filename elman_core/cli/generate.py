@@ -69,7 +69,8 @@ def generate(
     unit = "byte" if ladder.config.vocab_size == 256 else "token"
     tokens, texts, tokenizer = _language(ladder, text)
     stops = ends if stop is None else _stops(stop, tokenizer)
-    write, terminal = _writer(), sys.stdout.isatty()
+    write = _writer()
+    terminal = sys.stdout.isatty()
     echo = text if prompt is not None and terminal else b""
     samples: list[bytearray] = [bytearray() for _ in range(num)]
     lengths = [0] * num
@@ -79,15 +80,16 @@ def generate(
         for i, token in enumerate(row):
             if token is not None:
                 lengths[i] += 1
-                samples[i] += (new := texts[token])
+                samples[i] += texts[token]
                 if num == 1:
-                    write(new)
+                    write(texts[token])
     if num == 1:
         write(b"\n" if terminal else b"")
     else:
         for index, sample in enumerate(samples, 1):
             write(b"--- %d of %d\n%b%b\n" % (index, num, echo, bytes(sample)))
-    if early := [length for length in lengths if length < count]:
+    early = [length for length in lengths if length < count]
+    if early:
         which = "the sample" if num == 1 else f"{len(early)} of {num} samples"
         named = " or ".join(f"0x{s:02x}" if tokenizer is None else repr(tokenizer.decode([s])) for s in sorted(stops))
         print(
@@ -116,7 +118,9 @@ def load_writer(model: str, device: str, dtype: Storage | None) -> tuple[Any, se
     if chosen.type == "cpu" and ladder.num_parameters() < SMALL:
         torch.set_num_threads(1)
     eos = ladder.generation_config.eos_token_id  # that of transformers' `generate()`
-    return ladder, set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if eos is None:
+        return ladder, set()
+    return ladder, set(eos) if isinstance(eos, list) else {eos}
 
 
 def _language(ladder: Any, text: bytes) -> tuple[Sequence[int], list[bytes], Any]:
@@ -179,7 +183,8 @@ def _stops(text: str, tokenizer: Any) -> set[int]:
     if text.lower() == "none":
         return set()
     if tokenizer is not None:
-        if len(ids := tokenizer(text, add_special_tokens=False).input_ids) != 1:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        if len(ids) != 1:
             raise ConfigError(f"--stop takes one token of this model, or none; {text!r} is {len(ids)} tokens")
         return set(ids)
     try:

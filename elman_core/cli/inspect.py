@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import typing
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +49,8 @@ def _listed() -> list[dict[str, Any]]:
     """The rows of `elman list`. Plugins import torch: while their files are the same, the rows come from the kernels' cache."""
     from elman_core.kernels.build import writable_cache
 
-    rows, key = None, _installation()
+    rows = None
+    key = _installation()
     with contextlib.suppress(ElmanError, OSError):  # without a cache every call loads the plugins
         kept = read_json(writable_cache() / "variants.json")
         rows = kept["rows"] if kept.get("key") == key and is_of(kept.get("rows"), list[dict]) else None
@@ -58,8 +60,9 @@ def _listed() -> list[dict[str, Any]]:
             if all(row["state"] == "ok" for row in rows):
                 write_json(writable_cache() / "variants.json", {"key": key, "rows": rows})
     for row in rows:
-        requires, faster = row.pop("requires", ()), row.pop("accelerated_by", {})
-        if needs := [module for module in requires if is_missing(module)]:
+        faster = row.pop("accelerated_by", {})
+        needs = [module for module in row.pop("requires", ()) if is_missing(module)]
+        if needs:
             row["state"] = f"needs {', '.join(needs)}"
         if row["state"] == "ok" or needs:
             row["faster"] = list(dict.fromkeys(how for module, how in faster.items() if is_missing(module)))
@@ -145,30 +148,39 @@ def show(
             known = variant.published
             print(table([[p.model, f"{p.parameters:,}" if p.parameters else "", p.figures, p.note] for p in known]))
         if presets:
-            print("\npresets")
-            mark = {variant.recommended: ", recommended"}
-            named = [[f"{variant.name}:{p}{mark.get(p, '')}", _spelled(v)] for p, v in variant.presets.items()]
-            print(table(named) or "  none")
-            print("\nother names")
-            print(table([[alias, _spelled(t, variant)] for alias, t in variant.aliases.items()]) or "  none")
+            _print_presets(variant)
         elif variant.presets or variant.aliases:
-            if (best := variant.recommended) and layer.preset != best:
+            if variant.recommended and layer.preset != variant.recommended:
+                best = variant.recommended
                 print(f"\nrecommended: {variant.name}:{best}")
-                for line in (_spelled(variant.presets[best]), variant.equation_of(variant.make_config(preset=best))):
-                    print(wrapped(f"  {line}", columns()))
-            counts = " and ".join(
-                f"{len(some)} {what}{'s' * (len(some) != 1)}"
-                for some, what in ((variant.presets, "preset"), (variant.aliases, "other name"))
-                if some
-            )
-            print(f"\n{counts}: elman show {variant.name} --presets")
+                print(wrapped(f"  {_spelled(variant.presets[best])}", columns()))
+                print(wrapped(f"  {variant.equation_of(variant.make_config(preset=best))}", columns()))
+            counts = _counted(variant.presets, "preset") + _counted(variant.aliases, "other name")
+            print(f"\n{' and '.join(counts)}: elman show {variant.name} --presets")
         print(f"\nparameters of a layer at width {width}\n  {facts['layer']:,}\n")
     print(f"parameters at {width}x{depth}\n  {sizes['parameters']:,}")
 
 
+def _print_presets(variant: Variant) -> None:
+    print("\npresets")
+    mark = {variant.recommended: ", recommended"}
+    named = [[f"{variant.name}:{p}{mark.get(p, '')}", _spelled(v)] for p, v in variant.presets.items()]
+    print(table(named) or "  none")
+    print("\nother names")
+    print(table([[alias, _spelled(target, variant)] for alias, target in variant.aliases.items()]) or "  none")
+
+
+def _counted(some: Mapping[str, Any], what: str) -> list[str]:
+    if not some:
+        return []
+    return [f"1 {what}" if len(some) == 1 else f"{len(some)} {what}s"]
+
+
 def _spelled(target: Any, variant: Variant | None = None) -> str:
+    if isinstance(target, str) and variant is not None:
+        return f"{variant.name}:{target}" if target else variant.name
     if isinstance(target, str):
-        return f"{variant.name}:{target}" if variant and target else (variant.name if variant else target)
+        return target
     return ", ".join(f"{k}={v}" for k, v in target.items()) or "the defaults"
 
 

@@ -100,10 +100,7 @@ def resume(
 
 def on_gpus(count: int | None) -> None:
     """With a count, become `torchrun`, which starts this same command once on each of so many GPUs.
-
-    Raises:
-        ConfigError: this machine has fewer.
-    """
+    Raises `ConfigError` if this machine has fewer."""
     if count is None or "RANK" in os.environ:
         return
     import torch
@@ -125,14 +122,8 @@ def read_settings(
     init: str | None = None,
     heldout: Path | None = None,
 ) -> Settings:
-    """The settings that a command line asks for.
-
-    Args:
-        data: a value of `data.path`, or several.
-
-    Raises:
-        ConfigError: unknown or contradicting settings, a recipe that cannot be read.
-    """
+    """The settings that a command line asks for. `data`: a value of `data.path`, or several. Raises `ConfigError` for unknown
+    or contradicting settings, and a recipe that cannot be read."""
     from elman_core.training.recipes import find_recipe
     from elman_core.training.settings import apply_sets, from_dict, put, read_recipe, steps_for_tokens
 

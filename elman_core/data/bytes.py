@@ -69,7 +69,11 @@ class ByteFile:
     """
 
     dtype = np.dtype(np.uint8)
-    unit, vocab_size, separator, tokenizer, bytes_per_token, chat_template = "bytes", 256, SEPARATOR, None, 1.0, None
+    unit = "bytes"
+    vocab_size = 256
+    separator = SEPARATOR
+    bytes_per_token = 1.0
+    tokenizer = chat_template = None
 
     def __init__(self, path: str | os.PathLike[str], packed: bool = False) -> None:
         self.path = Path(path).expanduser()
@@ -88,9 +92,11 @@ class ByteFile:
         self.size = os.fstat(self._descriptor).st_size
         start = os.pread(self._descriptor, 16, 0)
         self.packed = start.startswith(PACKED_MAGIC)
-        for name, magic in {**NO_TEXT, **({} if packed else {"elman data pack": PACKED_MAGIC})}.items():
-            if start.startswith(magic):
-                raise DataError(f"{self.path} is no raw text ({name}): elman data pack makes training data of it")
+        kind = next((name for name, magic in NO_TEXT.items() if start.startswith(magic)), None)
+        if self.packed and not packed:
+            kind = "elman data pack"
+        if kind is not None:
+            raise DataError(f"{self.path} is no raw text ({kind}): elman data pack makes training data of it")
         if self.path.suffix in (".jsonl", ".ndjson"):
             _warn_of_json(self.path)
         self._known: dict[str, int | str] | None = None  # the fingerprint
@@ -153,10 +159,7 @@ class ByteFile:
 
     def check_unchanged(self) -> None:
         """Compare the file's size and time with those at the last look, and its fingerprint if they differ.
-
-        Raises:
-            DataError: the bytes have changed since `fingerprint` was first called.
-        """
+        Raises `DataError` if the bytes have changed since `fingerprint` was first called."""
         stamp = self._stamp()
         if stamp == self._changed or self._known is None:
             return
@@ -185,7 +188,7 @@ class ByteFile:
         """The bytes from the mapping; None if their pages are unavailable, or the file now ends before them."""
         if _POPULATE_READ is None:
             return None
-        parts = list[bytes]()
+        parts: list[bytes] = []
         try:
             for offset, length in windows:
                 start = offset - offset % mmap.PAGESIZE
@@ -214,14 +217,15 @@ class ByteFile:
         raise AssertionError("the last attempt returns or raises")
 
     def _read_at(self, offset: int, length: int) -> bytes:
-        parts, missing = [], length
-        while missing:
-            part = os.pread(self._descriptor, missing, offset)
+        parts: list[bytes] = []
+        while length:
+            part = os.pread(self._descriptor, length, offset)
             if not part:
                 break
             parts.append(part)
-            offset, missing = offset + len(part), missing - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
 
 
 @cache

@@ -48,9 +48,12 @@ class PackedFile:
         self.path = self.raw.path
         self.manifest = manifest = _manifest(self.path)
         self.dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
-        self.size, self.vocab_size = manifest["tokens"], manifest["vocab_size"]
-        self.separator, self.tokenizer = manifest.get("separator"), manifest.get("tokenizer")
-        self.bytes_per_token, self.chat_template = manifest["bytes"] / max(1, self.size), manifest.get("chat_template")
+        self.size = manifest["tokens"]
+        self.vocab_size = manifest["vocab_size"]
+        self.bytes_per_token = manifest["bytes"] / max(1, self.size)
+        self.separator = manifest.get("separator")
+        self.chat_template = manifest.get("chat_template")
+        self.tokenizer = manifest.get("tokenizer")
         if self.tokenizer is not None:
             self.tokenizer = {**self.tokenizer, "path": str(self.path.resolve().parent / self.tokenizer["path"])}
         self.unit = "bytes" if self.tokenizer is None else "tokens"
@@ -108,7 +111,6 @@ def packed_sections(tokens: int, dtype: Any, documents: int, masked: bool) -> tu
 
 
 def packed_manifest(path: Path) -> Path:
-    """The manifest of a packed file."""
     return path.with_name(f"{path.name}.json")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,27 +48,38 @@ class PackedRows(FileSource):
             )
         # As many tokens as BLOCK rows hold of whole pieces, in each of some samples: then hardly any has to be cut.
         self.block = max(BLOCK, (BLOCK - 1) * length)
-        while any(sum(map(len, fill(enumerate(s), length))) > max(len(s), BLOCK) for s in map(self._sample, range(8))):
+        while any(self._cuts(self._sample(number)) for number in range(8)):
             self.block = int(0.99 * self.block)
         self.order, self.filled = lru_cache(2)(self._order), lru_cache(2)(self._filled)
 
     def read(self, step: int, rows: Rows) -> Batch:
-        chosen = [self.filled(n // BLOCK)[n % BLOCK] for n in (step * self.rows + rows).tolist()]
+        numbers = step * self.rows + rows
+        chosen = [self.filled(number // BLOCK)[number % BLOCK] for number in numbers.tolist()]
         piece, done, steps = np.array([part for parts in chosen for part in parts]).T
+        filled = np.array([sum(here for _, _, here in parts) for parts in chosen], np.int32)
+        inside = np.arange(self.length) < filled[:, None]
+        # Each piece is read with the token before its first target, unless the text begins with that.
         firsts = self.firsts[piece] + done
-        before, begins = np.minimum(firsts, 1), np.cumsum(steps) - steps
-        filled = np.array([sum(part[2] for part in parts) for parts in chosen], np.int32)
-        counts = np.arange(self.length) < filled[:, None]  # in the order of the pieces, row after row
-        inputs, targets, starts = (np.zeros(counts.shape, of) for of in (self.file.dtype, self.file.dtype, bool))
+        before = np.minimum(firsts, 1)
         text = self.file.windows(firsts - before, steps + before)
         places = np.arange(steps.sum()) + np.repeat(np.cumsum(before), steps)  # of the targets in the text
-        targets[counts], given = text[places], text[places - 1]
-        given[begins[self.begins[piece] & (done == 0)]] = self.separator or 0  # without one no piece is so
-        inputs[counts] = given
-        starts[counts] = np.diff(np.repeat(np.arange(len(steps)), steps), prepend=-1)
-        counts[counts] = True if (mask := self.file.counts(firsts, steps)) is None else mask
+        heads = np.cumsum(steps) - steps  # of the pieces among the targets
+        inputs = text[places - 1]
+        inputs[heads[self.begins[piece] & (done == 0)]] = self.separator or 0  # without one no piece is so
+        starts = np.zeros(len(places), bool)
+        starts[heads] = True
+        mask = self.file.counts(firsts, steps)
         offsets = self.firsts[[parts[0][0] for parts in chosen]]
-        return Batch(inputs, offsets, np.ones(len(rows), bool), targets, counts, starts, filled)
+
+        def in_rows(values: NDArray[Any]) -> NDArray[Any]:
+            """One piece behind the other, row after row; 0 where a row is not filled."""
+            whole = np.zeros(inside.shape, values.dtype)
+            whole[inside] = values
+            return whole
+
+        counts = inside if mask is None else in_rows(mask)
+        fresh = np.ones(len(rows), bool)
+        return Batch(in_rows(inputs), offsets, fresh, in_rows(text[places]), counts, in_rows(starts), filled)
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The pieces in the order of an epoch, and the tokens up to the end of each."""
@@ -76,7 +88,8 @@ class PackedRows(FileSource):
 
     def _filled(self, block: int) -> list[Parts]:
         """The rows of a block, in random order. Its pieces are those that end within its tokens of the endless sequence."""
-        first, last, chosen = block * self.block, (block + 1) * self.block, []
+        first, last = block * self.block, (block + 1) * self.block
+        chosen = []
         for epoch in range(first // self.total, (last - 1) // self.total + 1):
             order, ends = self.order(epoch)
             among = np.searchsorted(ends + epoch * self.total, [first, last], side="right")
@@ -85,11 +98,15 @@ class PackedRows(FileSource):
         rows = fill(zip(which.tolist(), self.counts[which].tolist(), strict=True), self.length)
         return [rows[r] for r in np.argsort(hash_u64(self.seed, block, np.arange(BLOCK), 1), kind="stable")]
 
+    def _cuts(self, steps: list[int]) -> bool:
+        """Whether pieces of these steps fill a block of rows only if some are cut."""
+        filled = fill(enumerate(steps), self.length)
+        return sum(map(len, filled)) > max(len(steps), BLOCK)
+
     def _sample(self, number: int) -> list[int]:
         """The steps of pieces drawn at random, a block of them."""
-        drawn = uniform(
-            0, number, np.arange(BLOCK + 2 * self.block * len(self.counts) // self.total), below=len(self.counts)
-        )
+        ample = BLOCK + 2 * self.block * len(self.counts) // self.total
+        drawn = uniform(0, number, np.arange(ample), below=len(self.counts))
         steps = self.counts[drawn]
         return steps[np.cumsum(steps) < self.block + self.length].tolist()
 
@@ -115,11 +132,8 @@ def pieces(
     parts = -(-(last - first) // length)
     within = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
     firsts = np.repeat(first, parts) + length * within
-    return (
-        firsts,
-        np.minimum(length, np.repeat(last, parts) - firsts).astype(np.int32),
-        np.repeat(begins, parts) & (within == 0),
-    )
+    steps = np.minimum(length, np.repeat(last, parts) - firsts).astype(np.int32)
+    return firsts, steps, np.repeat(begins, parts) & (within == 0)
 
 
 def fill(pieces: Iterable[tuple[int, int]], length: int, rows: int = BLOCK) -> list[Parts]:
@@ -130,17 +144,19 @@ def fill(pieces: Iterable[tuple[int, int]], length: int, rows: int = BLOCK) -> l
     """
     order = sorted(((steps, piece, 0) for piece, steps in pieces), reverse=True)
     while len(order) < rows and order[0][0] > 1:
-        steps, piece, _ = order[0]
-        done = order[0][2] + steps // 2
-        order = sorted([*order[1:], (steps // 2, piece, order[0][2]), (steps - steps // 2, piece, done)], reverse=True)
+        steps, piece, done = order[0]
+        half = steps // 2
+        halves = [(half, piece, done), (steps - half, piece, done + half)]
+        order = sorted([*order[1:], *halves], reverse=True)
     filled: list[Parts] = [[] for _ in range(rows)]
-    room = [length * rows + row for row in range(rows)]  # of each row what is left and its number, rising
+    room = [(length, row) for row in range(rows)]  # what is left of each row, rising, and its number
     for place, (steps, piece, done) in enumerate(order):
         while steps:
-            at = bisect_left(room, steps * rows) if place >= rows else rows
-            space, row = divmod(room.pop(min(at, rows - 1)), rows)
+            tightest = bisect_left(room, (steps, 0)) if place >= rows else rows
+            space, row = room.pop(min(tightest, rows - 1))
             here = min(space, steps)
             filled[row].append((piece, done, here))
-            insort(room, (space - here) * rows + row)
-            done, steps = done + here, steps - here
+            insort(room, (space - here, row))
+            done += here
+            steps -= here
     return filled

@@ -58,7 +58,8 @@ class StreamSampler:
     """
 
     def __init__(self, runs: Runs, length: int, rows: int) -> None:
-        self.windows, self.length = _Numbered(runs, (runs[:, 1] - runs[:, 0] - 1) // length, length), length
+        self.windows = _Numbered(runs, (runs[:, 1] - runs[:, 0] - 1) // length, length)
+        self.length = length
         count = int(self.windows.ends[-1])
         self.windows_per_row = count // rows
         if self.windows_per_row == 0:

@@ -111,7 +111,10 @@ class Source(ABC):
         """Global batch `step` (from 0), or only these `rows` of it. Raises `DataError` if a token is not in the vocabulary."""
         batch = self.read(step, np.arange(self.rows) if rows is None else np.asarray(rows))
         for tokens in (batch.tokens, batch.targets):
-            if tokens is not None and np.iinfo(tokens.dtype).max >= self.vocab_size <= (most := tokens.max(initial=0)):
+            if tokens is None or np.iinfo(tokens.dtype).max < self.vocab_size:
+                continue  # no value of such a dtype is beyond the vocabulary
+            most = tokens.max(initial=0)
+            if most >= self.vocab_size:
                 raise DataError(f"{self.name} has the token {most}, beyond its vocabulary of {self.vocab_size}")
         return batch
 
@@ -158,11 +161,12 @@ class Mixture(Source):
         self, sources: Sequence[Source], weights: Sequence[float], rows: int, seed: int, streams: bool
     ) -> None:
         super().__init__(sources[0].length, rows, seed)
-        self.sources, self.shares = sources, np.asarray(weights) / sum(weights)
-        kinds = [json.dumps(tokenizer_digest(s)) for s in sources]
-        if odd := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0):
+        self.sources = sources
+        self.shares = np.asarray(weights) / sum(weights)
+        first, *others = dict.fromkeys(json.dumps(tokenizer_digest(s)) for s in sources)
+        if others:
             raise DataError(
-                f"the data are tokens of different tokenizers, {kinds[0]} and {kinds[odd]} (SHA-256; null: bytes): pack them "
+                f"the data are tokens of different tokenizers, {first} and {others[0]} (SHA-256; null: bytes): pack them "
                 "with the same one"
             )
         self.vocab_size = max(s.vocab_size for s in sources)
@@ -171,30 +175,39 @@ class Mixture(Source):
         self.bytes_per_token = float(self.shares @ [s.bytes_per_token for s in sources])
         self.bounds = np.cumsum(dealt(weights, rows)) if streams else None
         # A recorded step needs arrays of the same kinds in every batch, whichever sources its rows come from.
-        first = [s.read(0, np.arange(1)) for s in sources]
-        self.dtype = np.result_type(*(a.dtype for b in first for a in (b.tokens, b.targets) if a is not None))
+        batches = [s.read(0, np.arange(1)) for s in sources]
+        self.dtype = np.result_type(*(a.dtype for b in batches for a in (b.tokens, b.targets) if a is not None))
         names = ("targets", "counts", "starts", "filled", "fresh", "offsets")
-        self.given = {name for name in names if any(getattr(b, name) is not None for b in first)}
+        self.given = {name for name in names if any(getattr(b, name) is not None for b in batches)}
 
     def read(self, step: int, rows: Rows) -> Batch:
         which, own = self._drawn(step, rows)
         whole: dict[str, Any] = {}
         for i in np.unique(which):
             here = which == i
-            for name, array in self._alike(self.sources[i].batch(step, own[here])).items():
-                whole.setdefault(name, np.empty((len(rows), *array.shape[1:]), array.dtype))[here] = array
+            batch = self.sources[i].batch(step, own[here])
+            for name, array in self._alike(batch).items():
+                if name not in whole:
+                    whole[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
+                whole[name][here] = array
         return Batch(**whole)
 
     def _alike(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """The arrays of a batch of one source, with what only others give."""
-        shape = len(batch.tokens), self.length
+        rows = len(batch.tokens)
         absent = {
-            "targets": batch.tokens[:, 1:], "counts": np.ones(shape, bool), "filled": np.full(shape[0], self.length),
+            "targets": batch.tokens[:, 1:],
+            "counts": np.ones((rows, self.length), bool),
             "starts": (np.arange(self.length) == 0) & batch.fresh[:, None],
-        }  # fmt: skip
-        arrays = {name: absent[name] if (a := getattr(batch, name)) is None else a for name in self.given}
-        arrays["tokens"] = batch.tokens[:, : self.length + ("targets" not in arrays)]
-        return {name: a.astype(self.dtype) if name in ("tokens", "targets") else a for name, a in arrays.items()}
+            "filled": np.full(rows, self.length),
+        }
+        arrays = {"tokens": batch.tokens[:, : self.length] if "targets" in self.given else batch.tokens}
+        for name in self.given:
+            own = getattr(batch, name)
+            arrays[name] = absent[name] if own is None else own
+        for name in {"tokens", "targets"} & arrays.keys():
+            arrays[name] = arrays[name].astype(self.dtype)
+        return arrays
 
     def _drawn(self, step: int, rows: Rows) -> tuple[Rows, Rows]:
         """The source of each row, and its number there."""

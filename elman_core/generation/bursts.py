@@ -61,8 +61,10 @@ def in_bursts(
     if budget < 1:
         return input_ids
     mask = model_kwargs.get("attention_mask")
+    if mask is not None and mask.all():
+        mask = None
     chunk = generation_config.prefill_chunk_size or input_ids.shape[1]
-    logits_BV = read(model, input_ids, cache, chunk, None if mask is None or mask.all() else mask)
+    logits_BV = read(model, input_ids, cache, chunk, mask)
     seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     seen_BV.scatter_(1, input_ids, True)
     padding = generation_config._pad_token_tensor

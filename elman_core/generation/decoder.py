@@ -103,7 +103,8 @@ class Decoder:
     ) -> None:
         self.model, self.how, self.recorder = model, how, recorder
         self.cache, self.padding = cache, padding
-        self.steps = self.drawn = 0
+        self.steps = 0
+        self.drawn = 0
         self._replay: Callable[[], Tensor] | None = None
         self._states: list[State] = []  # where the graph reads and leaves the state: it keeps addresses, not tensors
         rows, device = len(logits_BV), logits_BV.device
@@ -123,18 +124,19 @@ class Decoder:
             self._shown_T = torch.zeros(LAUNCHED, dtype=torch.long, device=device)
 
     def bytes(self, budget: int) -> Iterator[list[int]]:
-        """Rows of B bytes, in order, `budget` at most. Stop taking them when enough have come.
-
-        Raises:
-            DivergedError: logits that are not finite.
-        """
+        """Rows of B bytes, in order, `budget` at most. Stop taking them when enough have come. Raises `DivergedError` for
+        logits that are not finite."""
         if not budget:
             return
-        underway, asked = deque([HostCopy.of(self.results_RB[:1])]), 1  # the first bytes follow from the prompt
-        while underway:
-            if (self._replay is not None or self._run is not None) and asked < budget:  # busy while the host reads
+        underway = deque([HostCopy.of(self.results_RB[:1])])  # the first bytes follow from the prompt
+        asked = 1
+        while True:
+            # What is recorded runs ahead, so that the device is busy while the host reads.
+            while asked < budget and len(underway) < (1 if self._replay is None and self._run is None else 2):
                 underway.append(self._more(budget - asked))
                 asked += len(underway[-1].values)
+            if not underway:
+                return
             for row in underway.popleft().read():
                 if min(row) < 0:
                     check_errors(self.next_B.device)  # a kernel that gave up leaves NaN, and a replay reports no error
@@ -142,9 +144,6 @@ class Decoder:
                         "the model's logits are not finite: its weights have diverged, or 16-bit weights are too coarse for it"
                     )
                 yield row
-            if not underway and asked < budget:
-                underway.append(self._more(budget - asked))
-                asked += len(underway[-1].values)
 
     def _more(self, wanted: int) -> HostCopy:
         """Draw the next byte of every sample, or a burst of them where that is recorded, or many where there is a program."""
@@ -185,7 +184,8 @@ class Decoder:
     def _repeat(self, recorder: StepRecorder) -> None:
         """Go on with the model's program, which does not depend on this text, and a recorded draw."""
         rows = len(self.next_B)
-        if (step := recorder.step_of(self.model, rows)) is None:
+        step = recorder.step_of(self.model, rows)
+        if step is None:
             self.recorder = None
             return
         for mine, state in zip(step.states, self.cache.states, strict=True):
@@ -240,12 +240,8 @@ def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorde
     """The recorder of a generation's steps, if one is possible and worth it; otherwise None.
 
     A CUDA graph on a GPU; on a CPU that of an extension, once what repeats steps is compiled, beside the first long texts.
-
-    Args:
-        budget: bytes of the text; None for a server, which waits until it is compiled.
-
-    Raises:
-        KernelError: with ELMAN_KERNELS=require, a CPU has none.
+    `budget`: bytes of the text; None for a server, which waits until it is compiled. Raises `KernelError` if a CPU has none,
+    with ELMAN_KERNELS=require.
     """
     worth = budget is None or budget >= WORTH
     if model.device.type != "cpu":
@@ -253,7 +249,8 @@ def recorder_for(model: LadderForCausalLM, budget: int | None = None) -> Recorde
     fits = step_graph.has_one_size(model) and all(p.dtype in CPU_DTYPES for p in model.parameters())
     if mode() == "off" or not fits or step_graph.is_watched(model):
         return None
-    if not isinstance(found := _steps(), KernelError):
+    found = _steps()
+    if not isinstance(found, KernelError):
         return found(worth, budget is None)
     if worth:
         warn("decoding on a CPU", found)
@@ -282,14 +279,14 @@ def _programs(asked: bool) -> Callable[[LadderForCausalLM, int], Program | None]
 
 def program_for(model: LadderForCausalLM, budget: int) -> Program | None:
     """The program that an extension has for a model on a GPU and a text of so many bytes, unless ELMAN_WHOLE is "off".
-
-    Raises:
-        ConfigError: ELMAN_WHOLE is none of auto, on and off.
-    """
+    Raises `ConfigError` if that is none of auto, on and off."""
     way = os.environ.get("ELMAN_WHOLE", "auto")
     if way not in ("auto", "on", "off"):
         raise ConfigError(f"ELMAN_WHOLE must be auto, on or off, not {way!r}")
-    return None if way == "off" or model.device.type == "cpu" else _programs(way == "on")(model, budget)
+    if way == "off" or model.device.type == "cpu":
+        return None
+    make = _programs(way == "on")
+    return make(model, budget)
 
 
 def decode(

@@ -67,11 +67,8 @@ def prefill(
 ) -> tuple[LadderCache, Tensor]:
     """The state after `text` (bytes or token ids, not empty) for one row, and the logits (1, V) of what follows.
 
-    Memory is bounded by `chunk`, but for the tokens themselves and for states that grow.
-
-    Args:
-        chunk: tokens at once; None for `whole_chunk`.
-        wave: whether several layers may work at a time, where that is possible.
+    Memory is bounded by `chunk`, the tokens at once (None: `whole_chunk`), but for the tokens themselves and for states that
+    grow. `wave`: whether several layers may work at a time, where that is possible.
     """
     whole = torch.frombuffer(bytearray(text), dtype=torch.uint8) if isinstance(text, bytes) else torch.tensor(text)
     cache = LadderCache(num_blocks=len(model.model.layers))
@@ -91,17 +88,18 @@ def read(
 ) -> Tensor:
     """Read tokens into `cache`, `chunk` steps at once; returns the logits (B, V) of what follows.
 
-    Args:
-        mask_BT: 0 where a row is padded. least: the steps of a piece are padded to a multiple of it.
-        wave: as of `prefill`. It needs one GPU, no mask and a model without hooks.
+    `mask_BT` is 0 where a row is padded. The steps of a piece are padded to a multiple of `least`. A `wave`, as of `prefill`,
+    needs one GPU, no mask and a model without hooks.
     """
     pieces = tokens_BT.split(chunk, dim=1)
     masks = [None] * len(pieces) if mask_BT is None else mask_BT.bool().split(chunk, dim=1)
 
     def piece(index: int) -> Tensor:
-        steps, mask = pieces[index].shape[1], masks[index]
-        if spare := -steps % least:
-            mask = F.pad(torch.ones_like(pieces[index], dtype=torch.bool) if mask is None else mask, (0, spare))
+        mask = masks[index]
+        spare = -pieces[index].shape[1] % least
+        if spare:
+            real = torch.ones_like(pieces[index], dtype=torch.bool) if mask is None else mask
+            mask = F.pad(real, (0, spare))
         padded = F.pad(pieces[index].long(), (0, spare))
         return model(padded, mask, past_key_values=cache, use_cache=True, logits_to_keep=spare + 1).logits[:, 0]
 
@@ -128,10 +126,24 @@ def read_as_wave(model: LadderForCausalLM, pieces: Sequence[Tensor], cache: Ladd
     depth = len(ladder.layers)
     lanes = min(depth, LANES)
     branches = [range(depth * lane // lanes, depth * (lane + 1) // lanes) for lane in range(lanes)]
-    caller, streams = torch.cuda.current_stream(device), [torch.cuda.Stream(device) for _ in branches]
+    caller = torch.cuda.current_stream(device)
+    streams = [torch.cuda.Stream(device) for _ in branches]
     made: list[Any] = [None] * lanes  # by lane: its last output, the residual stream below, the event of its end
     under_way: deque[list[Any]] = deque()  # what the lanes read in the last waves: no stream may get its memory yet
     before = cache.states  # likewise
+
+    def advance(lane: int, piece: Tensor) -> None:
+        if lane:
+            x_BTD, residual_BTD, end = made[lane - 1]
+            streams[lane].wait_event(end)
+        else:
+            x_BTD, residual_BTD = ladder.embed_tokens(piece.long()), None
+        for index in branches[lane]:
+            entry = cache.layers[index]
+            x_BTD, residual_BTD, state = ladder.layers[index](x_BTD, residual_BTD, entry.get())
+            entry.set(state, piece.shape[1])
+        made[lane] = x_BTD, residual_BTD, streams[lane].record_event()
+
     try:
         with several_streams(device):
             for stream in streams:
@@ -145,16 +157,7 @@ def read_as_wave(model: LadderForCausalLM, pieces: Sequence[Tensor], cache: Ladd
                 # Later lanes go first: they take what the lane before them made in the last wave.
                 for lane in reversed(range(max(0, wave - len(pieces) + 1), min(lanes, wave + 1))):
                     with torch.cuda.stream(streams[lane]):
-                        if lane:
-                            x_BTD, residual_BTD, end = made[lane - 1]
-                            streams[lane].wait_event(end)
-                        else:
-                            x_BTD, residual_BTD = ladder.embed_tokens(pieces[wave].long()), None
-                        for index in branches[lane]:
-                            entry, block = cache.layers[index], ladder.layers[index]
-                            x_BTD, residual_BTD, state = block(x_BTD, residual_BTD, entry.get())
-                            entry.set(state, pieces[wave - lane].shape[1])
-                        made[lane] = x_BTD, residual_BTD, streams[lane].record_event()
+                        advance(lane, pieces[wave - lane])
     finally:
         for stream in streams:
             stream.synchronize()

@@ -52,7 +52,12 @@ class Sampling:
     @property
     def settings(self) -> dict[str, Any]:
         """Return these settings as the arguments of `decode.draw`."""
-        return {"penalty": self.repetition_penalty, **{n: getattr(self, n) for n in ("temperature", "top_k", "top_p")}}
+        return {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "penalty": self.repetition_penalty,
+        }
 
 
 def sample(
@@ -90,11 +95,8 @@ def keys_of(seed: int, count: int, device: torch.device | None = None) -> Tensor
 
 
 def noise(keys: Tensor, tokens: Tensor, classes: int) -> Tensor:
-    """Draws of a standard exponential for the choice of tokens, (…, classes) float32, from 2**-53 to 36.8.
-
-    Args:
-        keys: of the texts. tokens: which of each text, from 0; int64, of shapes that broadcast.
-    """
+    """Draws of a standard exponential for the choice of tokens, (…, classes) float32, from 2**-53 to 36.8. `keys` of the texts
+    and numbers of the `tokens` in each text, from 0, are int64, of shapes that broadcast."""
     numbers = tokens[..., None] * classes + torch.arange(classes, device=tokens.device)
     high = _words(keys[..., None], numbers) >> 12  # 52 bits: the sum below is exact, and neither 0 nor 1
     return high.double().mul_(2**-52).add_(0.5 + 2**-53).log_().neg_().float()
@@ -112,7 +114,8 @@ class Noise:
         if not self.first <= first <= self.first + len(self.made_TBV) - count:
             most = (1 << (16 if self.keys_B.device.type == "cpu" else 20)) // (len(self.keys_B) * self.classes)
             tokens_T = torch.arange(first, first + max(count, min(most, 32)), device=self.keys_B.device)
-            self.first, self.made_TBV = first, noise(self.keys_B, tokens_T[:, None], self.classes)
+            self.first = first
+            self.made_TBV = noise(self.keys_B, tokens_T[:, None], self.classes)
         return self.made_TBV[first - self.first :][:count]
 
 

@@ -69,19 +69,22 @@ def model_card(model: Any, licence: str | None = None) -> str:
     period = next(n for n in range(1, len(names) + 1) if names[:n] * (len(names) // n) == names)
     runs = [(name, len(list(run))) for name, run in itertools.groupby(names[:period])]
     requirements = list(dict.fromkeys((config.made_with or {}).values()))
-    state, unit = _state_size(model), "byte" if config.vocab_size == 256 else "token"
+    title = "+".join(name if n == 1 else f"{name}*{n}" for name, n in runs)
+    state = _state_size(model)
+    is_bytes = config.vocab_size == 256
+    unit = "byte" if is_bytes else "token"
     return _CARD.format(
         rnn="rnn, " if state else "",
         recurrent="recurrent " if state else "",
-        title=f"{'+'.join(name + f'*{n}' * (n > 1) for name, n in runs)}, {config.hidden_size}x{config.num_hidden_layers}",
+        title=f"{title}, {config.hidden_size}x{config.num_hidden_layers}",
         equations="\n\n".join(dict.fromkeys(map(_about, layers))),
         parameters=sum(p.numel() for p in model.parameters()),
         width=config.hidden_size,
         depth=config.num_hidden_layers,
         licence=licence or UNDECIDED,
-        tag=", byte-level" if config.vocab_size == 256 else "",
+        tag=", byte-level" if is_bytes else "",
         state=state or "grows with the text",
-        tokens="bytes" if config.vocab_size == 256 else f"{config.vocab_size:,} tokens",
+        tokens="bytes" if is_bytes else f"{config.vocab_size:,} tokens",
         cost=f" Its state has a constant size: each new {unit} costs the same after any prompt." if state else "",
         facts="".join(f"| {label} | {text} |\n" for label, text in getattr(model, "training_facts", {}).items()),
         made_with=", ".join(requirements) or "unknown",

@@ -31,11 +31,8 @@ log = logging.getLogger("elman_core")
 
 
 def check_checkpoint(folder: str | os.PathLike, checksums: bool = True) -> None:
-    """Raise `CheckpointError` naming the first file of `folder` that is missing, truncated, altered or unreadable.
-
-    Args:
-        checksums: also compare `checksums.json`, if there is one, which reads every file in full.
-    """
+    """Raise `CheckpointError` naming the first file of `folder` that is missing, truncated, altered or unreadable. `checksums`:
+    also compare `checksums.json`, if there is one, which reads every file in full."""
     root = Path(folder)
     if not root.is_dir():
         raise CheckpointError(f"{root} is not a folder")
@@ -112,10 +109,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
 
 def newest_good(folder: Path, check: Callable[[Path], None] = check_checkpoint) -> Path | None:
     """Return the latest checkpoint in `folder` that `check` accepts, with a warning for each later one; None if there are none.
-
-    Raises:
-        CheckpointError: there are checkpoints, and every one is bad.
-    """
+    Raises `CheckpointError` if there are checkpoints, and every one is bad."""
     problems: list[str] = []
     for candidate in reversed(list_checkpoints(folder)):
         try:
@@ -154,13 +148,14 @@ def load_checkpoint(
         PluginError: its variant is not installed. ConfigError: its options are not accepted by what is installed.
     """
     source = locate(path)
+    compares: dict[str, Any] = {"checksums": False} if isinstance(source, Path) else {}  # `locate` has compared those
     with no_progress_bars(quiet=True):
         try:
             loaded: Any = LadderForCausalLM.from_pretrained(
                 str(source),
                 dtype=dtype if dtype is not None else "auto",
                 output_loading_info=True,
-                **({"checksums": False} if isinstance(source, Path) else {}),  # `find_checkpoint` has compared them
+                **compares,
             )
         except ElmanError:
             raise

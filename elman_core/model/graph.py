@@ -21,11 +21,8 @@ WARM = 2
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A tensor on its way to the host. Reading it waits only for the work that computes it.
-
-    Attributes:
-        values: on the host, once they have arrived. arrived: the event of their arrival; None: they are there.
-    """
+    """A tensor on its way to the host, and the event of its arrival; None: it is there. Reading it waits only for the work
+    that computes it."""
 
     values: Tensor
     arrived: torch.cuda.Event | None = None
@@ -48,8 +45,6 @@ class HostCopy:
 
 
 class Recording(Protocol):
-    """Recorded work."""
-
     def __call__(self) -> Tensor:
         """Replay it; returns the same tensor object that the function returned."""
 
@@ -58,11 +53,8 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Records: `CudaRecorder`, that of an extension for a CPU, or the tests' recorder.
-
-    Attributes:
-        burst: steps of decoding that are best recorded at once.
-    """
+    """Records: `CudaRecorder`, that of an extension for a CPU, or the tests' recorder. `burst`: steps of decoding that are best
+    recorded at once."""
 
     burst: int
 
@@ -72,21 +64,14 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], Tensor]) -> Recording:
         """Record `run`; the result replays it and returns the same tensor object that `run` returned.
 
-        Args:
-            run: reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once
-                before, so that everything that is compiled or allocated once exists.
-
-        Raises:
-            RuntimeError: `run` did something that cannot be recorded.
+        It reads and writes tensors whose addresses do not change, and never waits for the device. It must have run once before,
+        so that everything that is compiled or allocated once exists. Raises `RuntimeError` if it did what cannot be recorded.
         """
 
 
 def try_to_record(recorder: Recorder, run: Callable[[], Tensor]) -> Recording | RuntimeError:
     """`recorder.record(run)`, or why it cannot be recorded.
-
-    Raises:
-        RuntimeError: recording ran out of memory (`ran_out`), which does not mean that `run` cannot be recorded.
-    """
+    Raises `RuntimeError` if memory ran out (`ran_out`), which does not mean that `run` cannot be recorded."""
     try:
         return recorder.record(run)
     except RuntimeError as error:

@@ -34,21 +34,30 @@ class _Classifier:
             labels: (B,) or (B, C), as `config.problem_type` says; or (B, T). -100 is ignored, and so is a masked token.
             num_items_in_batch: divides the summed loss; None for the mean.
         """
-        given = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        out = self.model(input_ids, return_dict=True, **given, **kwargs)
+        out = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
         hidden_BTD = out.last_hidden_state
         mask_BT = hidden_BTD.new_ones(hidden_BTD.shape[:2]) if attention_mask is None else attention_mask
         real_BT = mask_BT[:, -hidden_BTD.shape[1] :].to(hidden_BTD.device, torch.bool)
         logits, labels = self._classify(hidden_BTD, real_BT, labels)
         loss = None
         if labels is not None:
-            how = {"labels": labels, "config": self.config, "num_items_in_batch": num_items_in_batch}
-            loss = self.loss_function(logits=logits, pooled_logits=logits, **how)
+            items = num_items_in_batch
+            loss = self.loss_function(
+                logits=logits, labels=labels, pooled_logits=logits, config=self.config, num_items_in_batch=items
+            )
             means = self.config.problem_type in ("regression", "multi_label_classification")
             if means and num_items_in_batch is not None:
                 loss = loss * (labels != -100).sum() / num_items_in_batch
-        kept = {"hidden_states": out.hidden_states, CACHE: getattr(out, CACHE)}
-        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **kept)
+        return SequenceClassifierOutputWithPast(
+            loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)}
+        )
 
 
 class LadderForSequenceClassification(_Classifier, GenericForSequenceClassification, LadderPreTrainedModel):

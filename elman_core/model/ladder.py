@@ -238,15 +238,15 @@ def document_starts(
             not take.
         cache: what came before these tokens.
     """
-    positions, number, ends = (packing.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
-    ends = packing.get("cu_seqlens") if ends is None else ends
-    rows, steps = shape
     if packing.get("starts") is not None:
         return _of_shape("starts", packing["starts"], shape)
+    rows, steps = shape
+    positions = packing.get("position_ids")
+    ends = packing.get("cu_seqlens") if packing.get("cu_seq_lens_q") is None else packing["cu_seq_lens_q"]
     if positions is not None:
         told_BT = _of_shape("position_ids", positions, shape)
-    elif number is not None:
-        told_BT = _of_shape("seq_idx", number, shape)
+    elif packing.get("seq_idx") is not None:
+        told_BT = _of_shape("seq_idx", packing["seq_idx"], shape)
     elif ends is not None:
         if rows != 1 or ends[-1] != steps:
             raise ConfigError(f"cu_seqlens belongs to one row and ends with its {steps} tokens; give position_ids")
@@ -258,7 +258,8 @@ def document_starts(
     latest_BT = torch.where(real_BT, place_T, -1).cummax(1).values  # the place of the last real token up to each
     before_BT = torch.nn.functional.pad(latest_BT[:, :-1], (1, 0), value=-1)
     previous_BT = told_BT.gather(1, before_BT.clamp(min=0))
-    starts_BT = (told_BT != previous_BT if positions is None else told_BT <= previous_BT) & (before_BT >= 0)
+    is_new_BT = told_BT != previous_BT if positions is None else told_BT <= previous_BT
+    starts_BT = is_new_BT & (before_BT >= 0)
     if positions is not None and cache is not None and cache.get_seq_length():
         starts_BT = starts_BT | (told_BT == 0) & (before_BT < 0)
     starts_BT = starts_BT & real_BT

@@ -72,7 +72,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
                 cross-entropy in nats alone.
         """
         past_key_values = past_key_values if cache is None else cache
-        whole: tuple[Any, Tensor | None] = input_ids, attention_mask
+        tokens: Any = input_ids  # with `return_loss`, also the last one, which is only predicted
+        mask = attention_mask
         if return_loss:
             if input_ids is None or labels is not None or input_ids.ndim != 2 or input_ids.shape[1] < 2:
                 raise ConfigError("return_loss=True takes tokens (B, T + 1): inputs the first T, targets the last T")
@@ -93,23 +94,23 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         hidden_BTD = out.last_hidden_state
         if isinstance(logits_to_keep, int) and attention_mask is not None and 0 < logits_to_keep < hidden_BTD.shape[1]:
             steps, device = hidden_BTD.shape[1], hidden_BTD.device
-            real_BT = attention_mask[:, -steps:].to(device, torch.bool) * torch.arange(steps, device=device)
-            row_B1 = torch.arange(len(real_BT), device=device)[:, None]
-            hidden_BTD = hidden_BTD[row_B1, real_BT.cummax(1).values[:, -logits_to_keep:]]
+            place_BT = attention_mask[:, -steps:].to(device, torch.bool) * torch.arange(steps, device=device)
+            latest_BT = place_BT.cummax(1).values  # the place of the last real token up to each
+            row_B1 = torch.arange(len(latest_BT), device=device)[:, None]
+            hidden_BTD = hidden_BTD[row_B1, latest_BT[:, -logits_to_keep:]]
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV: Any = linear(self.lm_head, hidden_BTD[:, keep])
-        loss = None
-        if return_loss or labels is not None:
-            targets: Any = _targets(*whole)[:, :-1].contiguous() if return_loss else kwargs.pop("shift_labels", None)
+        targets: Any = None
+        if return_loss:
+            targets = _targets(tokens, mask)[:, :-1].contiguous()
+        elif labels is not None:
+            targets = kwargs.pop("shift_labels", None)
             if targets is None:
-                assert labels is not None
-                targets = _targets(labels, attention_mask, ignored := kwargs.get("ignore_index", -100))
-                if (items := kwargs.get("num_items_in_batch")) is not None and attention_mask is not None:
-                    # Trainer also counts the first byte after padding on the left, which no real byte predicts
-                    counted, met = ((t != ignored).sum().clamp(min=1) for t in (labels[:, 1:], targets))
-                    kwargs["num_items_in_batch"] = items * (met / counted)
-            shifted = {"labels": None, "shift_labels": targets}
-            loss = self.loss_function(logits_BTV, vocab_size=self.lm_head.weight.shape[0], **shifted, **kwargs)
+                targets = _shifted(labels, attention_mask, kwargs)
+        loss = None
+        if targets is not None:
+            vocab_size = self.lm_head.weight.shape[0]
+            loss = self.loss_function(logits_BTV, labels=None, shift_labels=targets, vocab_size=vocab_size, **kwargs)
         if return_loss:
             return loss
         output = CausalLMOutputWithPast(
@@ -171,15 +172,17 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
         left = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         if cache is not None and left and any(hasattr(each, "eos_token_id") for each in stopping_criteria):
             stopping_criteria = _Ends(stopping_criteria, cache)
-        how = {"stopping_criteria": stopping_criteria, "generation_config": generation_config}
-        return super()._sample(input_ids, **how, **kwargs)  # type: ignore[misc]
+        return super()._sample(  # type: ignore[misc]
+            input_ids, stopping_criteria=stopping_criteria, generation_config=generation_config, **kwargs
+        )
 
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
         updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         cache: Any = updated.get(CACHE)
-        if (ended := getattr(cache, "ended", None)) is not None:
+        ended = getattr(cache, "ended", None)
+        if ended is not None:
             cache.padded = ended
             updated["attention_mask"] = (~ended).long()[:, None]  # only that of the next token is looked at
         return updated
@@ -191,12 +194,14 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
             longer = getattr(generation_config, "_mask_length", -1) > embeds.shape[1]  # a mask that newer ones left out
             if longer or not _read(embeds, model_kwargs):  # transformers always cuts off as many as the state has read
                 model_kwargs["inputs_embeds"] = nn.functional.pad(embeds, (0, 0, int(cache.get_seq_length()), 0))
-        if not (read := _read(input_ids, model_kwargs)):
+        read = _read(input_ids, model_kwargs)
+        if not read:
             generation_config._mask_length = -1  # by which newer transformers leave out what a state has read
         if generation_config.prefill_chunk_size is not None:
             if not input_ids.shape[1]:
                 raise ConfigError("prefill_chunk_size divides tokens: leave it out with inputs_embeds")
-            if (mask := model_kwargs["attention_mask"]) is not None and not mask[:, -1].all():
+            mask = model_kwargs["attention_mask"]
+            if mask is not None and not mask[:, -1].all():
                 raise ConfigError("prefill_chunk_size needs padding on the left: set tokenizer.padding_side = 'left'")
             input_ids = input_ids[:, read:]
             if CACHE == "past_key_values":  # such transformers count the places of a mask from the first chunk on
@@ -206,7 +211,8 @@ class LadderForCausalLM(LadderPreTrainedModel, GenerationMixin):
     def _assisted_decoding(self, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("inputs_embeds") is not None:  # transformers would not read the first draft
             raise ConfigError("drafts continue tokens: leave them out with inputs_embeds")
-        if read := _read(input_ids, kwargs):
+        read = _read(input_ids, kwargs)
+        if read:
             raise ConfigError(f"drafts continue a state from new tokens alone: leave out the {read} that it has read")
         _cut_mask(kwargs, input_ids)
         return super()._assisted_decoding(input_ids, *args, **kwargs)  # type: ignore[misc]
@@ -265,13 +271,16 @@ class _Ends(StoppingCriteriaList):
 
 def _read(input_ids: Tensor, kwargs: dict[str, Any]) -> int:
     """How many of these tokens the state has read. Under a mask of their own, fewer than it has read can only be new ones."""
-    cache, mask, length = kwargs.get(CACHE), kwargs["attention_mask"], input_ids.shape[1]
-    seen = 0 if cache is None or (mask is not None and mask.shape[1] != length) else int(cache.get_seq_length())
-    if seen >= length > 0:
-        if mask is not None:  # newer transformers leave out one of ones
-            kwargs["attention_mask"] = nn.functional.pad(mask, (seen, 0), value=1)
-        seen = 0
-    return seen
+    cache, mask = kwargs.get(CACHE), kwargs["attention_mask"]
+    length = input_ids.shape[1]
+    if cache is None or (mask is not None and mask.shape[1] != length):
+        return 0
+    seen = int(cache.get_seq_length())
+    if length == 0 or seen < length:
+        return seen
+    if mask is not None:  # newer transformers leave out one of ones
+        kwargs["attention_mask"] = nn.functional.pad(mask, (seen, 0), value=1)
+    return 0
 
 
 def _cut_mask(kwargs: dict[str, Any], input_ids: Tensor) -> None:
@@ -283,6 +292,19 @@ def _cut_mask(kwargs: dict[str, Any], input_ids: Tensor) -> None:
 def _expect_draft(cache: Any, tokens: int) -> None:
     for layer in cache.layers:
         layer.expect_draft(tokens)
+
+
+def _shifted(labels_BT: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+    """The targets of labels. `num_items_in_batch` in `kwargs` becomes the number of those that a real token predicts."""
+    ignored = kwargs.get("ignore_index", -100)
+    targets_BT = _targets(labels_BT, mask, ignored)
+    items = kwargs.get("num_items_in_batch")
+    if items is not None and mask is not None:
+        # Trainer also counts the first byte after padding on the left, which no real byte predicts
+        counted = (labels_BT[:, 1:] != ignored).sum().clamp(min=1)
+        met = (targets_BT != ignored).sum().clamp(min=1)
+        kwargs["num_items_in_batch"] = items * (met / counted)
+    return targets_BT
 
 
 def _targets(labels_BT: Tensor, mask: Tensor | None, ignored: int = -100) -> Tensor:

@@ -30,7 +30,6 @@ _WHERE = ("subfolder", "revision", "cache_dir", "token", "local_files_only", "fo
 
 log = logging.getLogger("elman_core")
 
-
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
@@ -107,21 +106,23 @@ class LadderPreTrainedModel(PreTrainedModel):
         Raises:
             CheckpointError: a file is missing, truncated or altered, or holds weights that are not floating-point numbers.
         """
-        name, where = pretrained_model_name_or_path, {k: v for k, v in kwargs.items() if k in _WHERE}
+        name = pretrained_model_name_or_path
+        where = {k: v for k, v in kwargs.items() if k in _WHERE}
         compares = kwargs.pop("checksums", os.environ.get("ELMAN_CHECKSUMS", "1") != "0") and name is not None
         if name is not None and is_shipped(name):
             name = shipped(name)
         cast: dict[str, str] = {}
-        if here := name is not None and os.path.isdir(name):
+        is_folder = name is not None and os.path.isdir(name)
+        if is_folder:
             cast = _check(Path(name, kwargs.get("subfolder") or ""), compares)
         loaded = super().from_pretrained(name, *args, **kwargs)
-        if compares and not here:  # of the hub, in the cache by now
+        if compares and not is_folder:  # of the hub, in the cache by now
             listed = cached_file(name, CHECKSUMS, _raise_exceptions_for_missing_entries=False, **where)
             if listed is not None:
                 cast = _check(Path(listed).parent, compares)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         base = f"{cls.base_model_prefix}."
-        for key in model.state_dict() if cast else ():
+        for key in model.state_dict():
             # A backbone's file may serve a head, and the reverse.
             for stored in (key, base + key, key.removeprefix(base)):
                 if stored in cast:
@@ -180,10 +181,7 @@ def check_safetensors(path: str | os.PathLike) -> None:
 
 def _not_floats(path: str | os.PathLike) -> dict[str, str]:
     """Return `{tensor: error}` for the tensors of a file that hold no floating-point numbers.
-
-    Raises:
-        CheckpointError: the file cannot be read, is truncated or altered.
-    """
+    Raises `CheckpointError` if the file cannot be read, is truncated or altered."""
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="pt") as file:

@@ -33,11 +33,7 @@ def map_state(fn: MapTensor, state: State | None) -> State | None:
 
 
 class Tape:
-    """The record of a residual branch.
-
-    Args:
-        window: tokens at the end of a prompt that can be undone.
-    """
+    """The record of a residual branch. `window`: tokens at the end of a prompt that can be undone."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.window = window
@@ -53,12 +49,16 @@ class Tape:
             mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool)
         most = self.window if state is None else max(LIMIT, self.window)
         outputs = []
-        if (bulk := x_BTD.shape[1] - most) > 0:  # of a prompt, all but the last few tokens are not recorded
+        bulk = x_BTD.shape[1] - most
+        if bulk > 0:  # of a prompt, all but the last few tokens are not recorded
             y_BTD, state = _run(mixer, x_BTD[:, :bulk], state, mask_BT[:, :bulk])
             outputs.append(y_BTD)
-            x_BTD, mask_BT, self.inputs = x_BTD[:, bulk:], mask_BT[:, bulk:], None
+            x_BTD, mask_BT = x_BTD[:, bulk:], mask_BT[:, bulk:]
+            self.inputs = None
         if self.inputs is None:
-            self.start, self.mark, self.inputs = state, (0, state), (x_BTD, mask_BT)
+            self.start = state
+            self.mark = (0, state)
+            self.inputs = (x_BTD, mask_BT)
         else:
             self.inputs = torch.cat([self.inputs[0], x_BTD], 1), torch.cat([self.inputs[1], mask_BT], 1)
         y_BTD, state = _run(mixer, x_BTD, state, mask_BT)
@@ -82,18 +82,21 @@ class Tape:
             raise ConfigError(f"cannot undo {n} tokens: only {recorded} are recorded")
         if self.inputs is None or self.mixer is None:
             return state
-        kept, (x_BLD, mask_BL) = recorded - n, self.inputs
+        kept = recorded - n
+        x_BLD, mask_BL = self.inputs
         if n:
             begin, state = self.mark if self.mark[0] <= kept else (0, self.start)
             if begin < kept:
                 _, state = _run(self.mixer, x_BLD[:, begin:kept], state, mask_BL[:, begin:kept])
-        self.inputs, self.mark = (x_BLD[:, :kept], mask_BL[:, :kept]), (kept, state)
+        self.inputs = (x_BLD[:, :kept], mask_BL[:, :kept])
+        self.mark = (kept, state)
         self._shorten(2 * self.window)
         return state
 
     def map(self, fn: MapTensor) -> None:
         """Apply `fn` to every tensor: rows are reordered, repeated or selected."""
-        self.start, self.mark = map_state(fn, self.start), (self.mark[0], map_state(fn, self.mark[1]))
+        self.start = map_state(fn, self.start)
+        self.mark = (self.mark[0], map_state(fn, self.mark[1]))
         if self.inputs is not None:
             self.inputs = fn(self.inputs[0]), fn(self.inputs[1])
 

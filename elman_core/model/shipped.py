@@ -20,11 +20,9 @@ def shipped(path: str | os.PathLike) -> Path:
     """The folder of the model `pretrained/NAME`.
 
     Packages register in the entry point group `elman.checkpoints`; each folder with a config.json in such a package is a model.
-
-    Raises:
-        CheckpointError: no installed package has it.
-    """
-    name, folders = str(path).removeprefix(PREFIX), _folders()
+    Raises `CheckpointError` if none has it."""
+    name = str(path).removeprefix(PREFIX)
+    folders = _folders()
     if name not in folders:
         some = f"Two small models: {how_to_install('elman-checkpoints')}"
         known = f"Installed: {', '.join(sorted(folders))}" if folders else some

@@ -21,11 +21,8 @@ MOST = 1 << 20
 
 
 def save_states(path: str | os.PathLike, states: list[State | None], seen: int) -> None:
-    """Write the state of every residual branch, and how many tokens they have seen, replacing `path` in one step.
-
-    Raises:
-        ConfigError: nothing has been read yet, so there is no state. StorageError: the file cannot be written.
-    """
+    """Write the state of every residual branch, and how many tokens they have seen, replacing `path` in one step. Raises as
+    `LadderCache.save`, and `StorageError` if the file cannot be written."""
     if not states or any(state is None for state in states):
         raise ConfigError("this cache is empty: there is no state to save before the first token")
     tensors = {f"{i}.{name}": t.detach().contiguous() for i, s in enumerate(states) for name, t in (s or {}).items()}
@@ -37,14 +34,8 @@ def save_states(path: str | os.PathLike, states: list[State | None], seen: int) 
 def load_states(
     path: str | os.PathLike, device: str | torch.device = "cpu", config: LadderConfig | None = None
 ) -> tuple[list[State | None], int]:
-    """Return the states that `save_states` wrote, and the number of tokens seen.
-
-    Args:
-        config: of the model that is to continue: the names and shapes of the states are compared with the model's.
-
-    Raises:
-        CheckpointError: no such file, a damaged one, one that holds something else, or another model's state.
-    """
+    """Return the states that `save_states` wrote, and the number of tokens seen. `config` and errors: as of
+    `LadderCache.load`."""
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="pt", device=str(device)) as file:
@@ -72,18 +63,20 @@ def load_states(
 
 def _check(path: str | os.PathLike, states: list[State | None], config: LadderConfig) -> None:
     specs = [mixer.state_spec(config.hidden_size, options) for mixer, options, _ in branches(config)]
-    wrong = f"{len(states)} branches where the model has {len(specs)}" if len(states) != len(specs) else None
-    for index, (state, spec) in enumerate(zip(states, specs, strict=False)):
-        have = {n: tuple(t.shape[1:]) for n, t in (state or {}).items()}
-        want = {n: shape for n, (shape, _) in spec.items()}
-        fits = have.keys() == want.keys() and all(
-            len(have[n]) == len(want[n]) and all(w in (-1, h) for h, w in zip(have[n], want[n], strict=True))
-            for n in want
-        )
+    for state, spec in zip(states, specs, strict=False):
         for name, tensor in (state or {}).items():
             if name in spec and tensor.is_floating_point() != spec[name][1].is_floating_point:
                 raise CheckpointError(f"{path} has {name} as {tensor.dtype}: the state is {spec[name][1]}")
-        if not fits and wrong is None:
-            wrong = f"branch {index} holds {have} where the model has {want}"
-    if wrong:
-        raise CheckpointError(f"{path} is the state of another model: {wrong}")
+    another = f"{path} is the state of another model"
+    if len(states) != len(specs):
+        raise CheckpointError(f"{another}: {len(states)} branches where the model has {len(specs)}")
+    for index, (state, spec) in enumerate(zip(states, specs, strict=True)):
+        have = {name: tuple(tensor.shape[1:]) for name, tensor in (state or {}).items()}
+        want = {name: shape for name, (shape, _) in spec.items()}
+        if have.keys() != want.keys() or not all(_fits(have[name], want[name]) for name in want):
+            raise CheckpointError(f"{another}: branch {index} holds {have} where the model has {want}")
+
+
+def _fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
+    """`spec`: -1 for any length."""
+    return len(shape) == len(spec) and all(want in (-1, have) for have, want in zip(shape, spec, strict=True))

@@ -26,10 +26,7 @@ class GraphedStep:
     """Called like the model: a step with one new token per row is recorded and replayed; anything else runs normally.
 
     Make one for each generation: it keeps the cache of its first step. Each call overwrites the logits that the previous call
-    returned.
-
-    Args:
-        model: in evaluation mode. recorder: what records the step.
+    returned. The model is in evaluation mode.
     """
 
     def __init__(self, model: Any, recorder: Recorder) -> None:

@@ -69,14 +69,8 @@ def load_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(path: str | os.PathLike, sha256: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer in the folder of the file tokenizer.json that `path` names.
-
-    Args:
-        sha256: of that file, if it is known.
-
-    Raises:
-        DataError: it is missing, does not load, or is another than the one of this digest.
-    """
+    """The tokenizer in the folder of the file tokenizer.json that `path` names. Raises `DataError` if it is missing, does not
+    load, or is another than the one of this digest."""
     place = Path(path)
     if not place.is_file():
         raise DataError(f"there is no tokenizer {place}: put the one that made these tokens there, or pack again")

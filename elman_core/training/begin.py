@@ -25,18 +25,15 @@ from .text import Part
 def source_of(model: ModelSettings, new: bool) -> Path | str | None:
     """The checkpoint folder or hub id of `model.init`; None if the training begins with new weights.
 
-    Args:
-        new: the settings were given by a user, who may not choose what the model decides.
-
-    Raises:
-        ConfigError: settings that the model decides. CheckpointError: no such model, or no state of an optimizer to keep.
+    Raises `CheckpointError` if there is no such model, or no state of an optimizer to keep, and `ConfigError` if the settings
+    of a `new` run choose what the model decides.
     """
     if not model.init:
         return None
     own = dataclasses.asdict(ModelSettings(init=model.init, init_optimizer=model.init_optimizer))
-    for name, value in dataclasses.asdict(model).items() if new else ():
-        if value != own[name]:
-            raise ConfigError(f"{model.init} decides model.{name}: leave it out, or begin without a model")
+    chosen = [name for name, value in dataclasses.asdict(model).items() if value != own[name]]
+    if new and chosen:
+        raise ConfigError(f"{model.init} decides model.{chosen[0]}: leave it out, or begin without a model")
     source = locate(model.init)
     if model.init_optimizer == "keep" and not (isinstance(source, Path) and (source / "state/trainer.json").exists()):
         raise CheckpointError(f"{model.init} holds no state of an optimizer: leave out model.init_optimizer=keep")
@@ -57,33 +54,28 @@ def facts(model: Any, source: Path | str, settings: ModelSettings) -> dict[str, 
 def tokens_of(model: Any, parts: Sequence[Part], length: int) -> tuple[Any, NDArray[np.int64] | None, bool]:
     """What the evaluation of a model needs: its tokenizer and the bytes of each token (None: bytes, or generated tokens), and
     whether `parts` are bytes, which the tokenizer has yet to read. `length`: of a row of them.
-
-    Raises:
-        ConfigError: the data are other tokens than the model's. CheckpointError: the model's tokenizer does not load.
-    """
-    size, known = model.config.vocab_size, [part.file.tokenizer if part.file else None for part in parts]
-    if all(part.vocab_size(length) == size and not own for part, own in zip(parts, known, strict=True)):
+    Raises `ConfigError` for other tokens than the model's, `CheckpointError` if the model's tokenizer does not load."""
+    size = model.config.vocab_size
+    described, *others = [part.file.tokenizer if part.file else None for part in parts]
+    if not any((described, *others)) and all(part.vocab_size(length) == size for part in parts):
         return None, None, False
-    if odd := next((part for part in parts if part.file is None), None):
-        raise ConfigError(f"this model has {size} tokens, {odd.value} {odd.vocab_size(length)}")
-    if any(own != known[0] for own in known):
+    for part in parts:
+        if part.file is None:
+            raise ConfigError(f"this model has {size} tokens, {part.value} {part.vocab_size(length)}")
+    if any(other != described for other in others):
         raise ConfigError("the data are tokens of several tokenizers: score one file with --data FILE")
     tokenizer = load_tokenizer(model)
-    if known[0] is not None:
-        data = read_tokenizer(known[0]["path"], known[0]["sha256"])
-        require_extends(data, tokenizer, model.name_or_path)
-        tokenizer = data
-    return tokenizer, token_bytes(tokenizer), known[0] is None
+    if described is None:
+        return tokenizer, token_bytes(tokenizer), True
+    data = read_tokenizer(described["path"], described["sha256"])
+    require_extends(data, tokenizer, model.name_or_path)
+    return data, token_bytes(data), False
 
 
 def take_tokens(model: Any, data: Source, name: str) -> None:
     """Give `model` the tokenizer and the chat template of the data, which it is saved with, and their new tokens.
 
-    Args:
-        name: of the model to begin with, whose tokens those of the data must be; "": new weights.
-
-    Raises:
-        DataError: the tokenizer is missing or is not the one that made the tokens. ConfigError: other tokens than the model's.
+    Raises as `read_tokenizer`, and `ConfigError` for other tokens than those of the model `name` that the training begins with.
     """
     if data.tokenizer is not None:
         model.tokenizer = read_tokenizer(data.tokenizer["path"], data.tokenizer["sha256"])

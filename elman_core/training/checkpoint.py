@@ -60,13 +60,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Position:
-    """The state of a run when a process begins to train it.
-
-    Attributes:
-        progress: at `checkpoint`, without the carried state, which is loaded with the weights.
-        checkpoint: to continue from; None before the first.
-        evaluation: the last one up to there, if there was one.
-    """
+    """The state of a run when a process begins to train it: `progress` at the checkpoint to continue from, without the carried
+    state, which is loaded with the weights, and the last evaluation up to there."""
 
     progress: Progress = field(default_factory=Progress)
     checkpoint: Path | None = None
@@ -95,26 +90,27 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder/step-…`, then delete all but the last `keep` (0: keep all). Returns its path.
 
-    Args:
-        ranks: the processes that train together; every one calls this, and the first writes.
-        about: the id and the settings of the run, and the fingerprint of its text.
-
-    Raises:
-        StorageError: no space, or the disk failed; earlier checkpoints are untouched.
+    Every rank calls this, and the first writes. `about`: the id and the settings of the run, and the fingerprint of its text.
+    Raises `StorageError` without space, or if the disk failed; earlier checkpoints are untouched.
     """
     # Sharded weights are gathered; others are written as the model has them.
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in _tied(model)}
-    weights = {"state_dict": _to_first(own, ranks)} if is_sharded(model) else {}
+    gathered = _to_first(own, ranks) if is_sharded(model) else None
     files = _collect(model, optimizer, progress, ranks)
-    numbers: dict[str, Any] = {"step": progress.step, "bytes_seen": progress.bytes_seen, "seconds": progress.seconds}
-    numbers |= {"optimizer": optimizer.numbers(), "untouched": optimizer.untouched}
-    numbers |= {"carry": None if progress.carry is None else len(progress.carry)}
+    numbers = {
+        "step": progress.step,
+        "bytes_seen": progress.bytes_seen,
+        "seconds": progress.seconds,
+        "optimizer": optimizer.numbers(),
+        "untouched": optimizer.untouched,
+        "carry": None if progress.carry is None else len(progress.carry),
+    }
 
     def fill(partial: Path) -> None:
         state = partial / "state"
         state.mkdir()
         with optimizer.evaluation_weights(), no_progress_bars():
-            model.save_pretrained(partial, **weights)  # type: ignore[operator]
+            model.save_pretrained(partial, state_dict=gathered)  # type: ignore[operator]
         for name, tensors in files.items():
             tensors = {n: t.detach().contiguous() for n, t in tensors.items()}
             save_file(tensors, state / f"{name}.safetensors", metadata={"format": "pt"})
@@ -139,12 +135,8 @@ def load_checkpoint(
 ) -> Progress:
     """Load a verified checkpoint into a model and optimizer of the same shape, bit for bit, and into the random generators.
 
-    Args:
-        ranks: the processes that train together, of any number; every one calls this and loads its part.
-        run: the id of the run, if it is to be compared.
-
-    Raises:
-        CheckpointError: not a checkpoint of this model or run.
+    Every rank calls this, however many there are, and loads its part. Raises `CheckpointError` for another model, or for a run
+    of another id than `run`.
     """
     ranks = ranks or Ranks()
     with _readable(path):
@@ -164,7 +156,9 @@ def load_optimizer(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
         if optimizer.averages and trainer["settings"]["train"]["beta1"] == optimizer.beta:
             weights.update(load_file(path / "state/last.safetensors"))
         elif optimizer.averages:  # beta1 has changed: the average and z stay, and y lies elsewhere between them
-            weights |= {n: x.lerp(state[f"z/{n}"], 1 - optimizer.beta) for n, x in weights.items() if f"z/{n}" in state}
+            for name, average in weights.items():
+                if f"z/{name}" in state:
+                    weights[name] = average.lerp(state[f"z/{name}"], 1 - optimizer.beta)
         _copy_into(model, weights)
         optimizer.load(state, trainer["optimizer"], trainer.get("untouched", ()))
 
@@ -283,7 +277,6 @@ def _restore_rng(states: Mapping[str, Tensor], ranks: Ranks, step: int) -> None:
         if f"{before}cuda/0" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state(states[f"{before}cuda/0"])
         return
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for name, state in states.items():
-        if name.startswith("cuda/") and (index := int(name.partition("/")[2])) < devices:
-            torch.cuda.set_rng_state(state, index)
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda/{index}" in states:
+            torch.cuda.set_rng_state(states[f"cuda/{index}"], index)

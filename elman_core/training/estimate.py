@@ -32,9 +32,10 @@ def seconds_a_step(model: Any, rows: int, length: int, accumulate: int = 1) -> f
     with evaluating(model), torch.enable_grad():
         with dispatch.asking(length) as asked:
             seconds(min(length, 2))
-        found = [dispatch.runs(name, torch.empty(0, dtype=dtype), *rest, cpu=True) for name, dtype, *rest in asked]
-        count = min(length, 256 if any(found) else 16)
-        read, until = seconds(count), time.perf_counter() + 2
-        while read > SLOW and time.perf_counter() < until:  # on a busy machine, milliseconds can take a second
-            read = min(read, seconds(count))
-        return read
+        kernels = [dispatch.runs(name, torch.empty(0, dtype=dtype), *rest, cpu=True) for name, dtype, *rest in asked]
+        count = min(length, 256 if any(kernels) else 16)
+        least = seconds(count)
+        until = time.perf_counter() + 2
+        while least > SLOW and time.perf_counter() < until:  # on a busy machine, milliseconds can take a second
+            least = min(least, seconds(count))
+        return least

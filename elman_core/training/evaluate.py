@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,26 @@ from .step import Windows
 
 
 def on_mixture(model: Any, heldout: Sequence[tuple[float, Heldout]], rows: int, **how: Any) -> dict[str, Any]:
-    """As `on_windows`; of several sources the mean of their losses by weight, all targets, and `sources`, the bits of each.
-
-    Args:
-        heldout: windows, each with its weight.
-    """
-    each = []
+    """As `on_windows`; of several sources the mean of their losses by weight, all targets, and `sources`, the bits of each."""
+    results: list[dict[str, Any]] = []
     for _, windows in heldout:
-        each.append(on_windows(model, windows, rows, **how))
-        if not each[-1]:
+        result = on_windows(model, windows, rows, **how)
+        if not result:
             return {}
-    if len(each) == 1:
-        return each[0]
-    whole = sum(weight for weight, _ in heldout)
-    loss = sum(weight * one["loss"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
-    bits = sum(weight * one["bits_per_byte"] for (weight, _), one in zip(heldout, each, strict=True)) / whole
-    counts: dict[str, Any] = {name: sum(one[name] for one in each) for name in ("bytes", "tokens") if name in each[0]}
-    return {"loss": loss, "bits_per_byte": bits, **counts, "sources": [one["bits_per_byte"] for one in each]}
+        results.append(result)
+    if len(results) == 1:
+        return results[0]
+    weights = [weight for weight, _ in heldout]
+
+    def mean(name: str) -> float:
+        return sum(weight * result[name] for weight, result in zip(weights, results, strict=True)) / sum(weights)
+
+    mixed: dict[str, Any] = {"loss": mean("loss"), "bits_per_byte": mean("bits_per_byte")}
+    for name in ("bytes", "tokens"):
+        if name in results[0]:
+            mixed[name] = sum(result[name] for result in results)
+    mixed["sources"] = [result["bits_per_byte"] for result in results]
+    return mixed
 
 
 def on_windows(
@@ -68,20 +72,19 @@ def on_windows(
     """
     ranks = ranks or Ranks()
     batches = np.array_split(np.arange(heldout.windows), math.ceil(heldout.windows / rows))
-    own: dict[int, tuple[float, int, int]] = {}
+    own: dict[int, _Score] = {}
     with evaluating(model):
         for first in counted(range(0, len(batches), ranks.size)):
             if stop():
                 return {}
             mine = first + ranks.rank
-            batch = heldout.read(batches[min(mine, len(batches) - 1)])
             # A rank without a batch repeats one: a sharded model needs every rank.
-            nats, count, _ = _nats(model, batch, loss_chunk=loss_chunk, forward=forward)
+            batch = heldout.read(batches[min(mine, len(batches) - 1)])
+            score, _ = _score(model, batch, sizes, forward, loss_chunk=loss_chunk)
             if mine < len(batches):
-                own[mine] = nats, count, _bytes(batch, count, sizes)
-    every = {index: scored for part in ranks.gather(own) for index, scored in part.items()}
-    count, size = (sum(every[index][i] for index in range(len(batches))) for i in (1, 2))
-    return _result(sum(every[index][0] for index in range(len(batches))), count, None if sizes is None else size)
+                own[mine] = score
+    scores = {index: score for part in ranks.gather(own) for index, score in part.items()}
+    return _result(sum((scores[index] for index in range(len(batches))), _Score()), sizes is not None)
 
 
 def on_everything(
@@ -97,10 +100,7 @@ def on_everything(
 
     The file is cut into `rows` parts of equal length, read side by side with a carried state; only at the start of each part
     is there less context.
-
-    Raises:
-        ConfigError: a model whose state grows with the text.
-    """
+    Raises `ConfigError` for a model whose state grows with the text."""
     require_constant_state(model, "evaluating a whole file")
     if file.size < 2:
         raise DataError(f"{file.path} has one byte: there is nothing to predict")
@@ -108,7 +108,8 @@ def on_everything(
     rows = max(1, min(rows, scored))
     part = scored // rows
     starts = np.arange(rows) * part
-    nats, count, size, states = 0.0, 0, 0, None
+    total = _Score()
+    states: States | None = None
 
     def read(offsets: np.ndarray, width: int) -> Batch:
         return windows_at(file, offsets, np.zeros(len(offsets), bool), width)
@@ -116,15 +117,14 @@ def on_everything(
     with evaluating(model):
         for first in counted(range(0, part, length)):
             batch = read(starts + first, min(length, part - first))
-            more, targets, states = _nats(model, batch, states, carry=True)
-            nats, count, size = nats + more, count + targets, size + _bytes(batch, targets, sizes)
+            score, states = _score(model, batch, sizes, states=states, return_states=True)
+            total += score
         rest = scored - part * rows  # fewer than `rows` bytes at the end continue the last part
         if rest:
             tail = mapped(lambda t: t[-1:], states)
-            batch = read(np.array([part * rows]), rest)
-            more, targets, _ = _nats(model, batch, tail)
-            nats, count, size = nats + more, count + targets, size + _bytes(batch, targets, sizes)
-    return _result(nats, count, None if sizes is None else size)
+            score, _ = _score(model, read(np.array([part * rows]), rest), sizes, states=tail)
+            total += score
+    return _result(total, sizes is not None)
 
 
 def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
@@ -133,12 +133,14 @@ def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
     eos = tokenizer.eos_token_id
 
     def read(numbers: NDArray[np.int64]) -> Batch:
-        rows, size = [], 0
+        rows: list[list[int]] = []
+        size = 0
         for window in heldout.read(numbers).tokens[:, 1:]:
             text = window.tobytes().decode(errors="ignore")
-            parts, size = text.split(chr(SEPARATOR)), size + len(text.encode())
-            ids = tokenizer(parts, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
-            rows.append([eos, *(i for part in ids for i in [*part, eos])][:-1])
+            size += len(text.encode())
+            documents = text.split(chr(SEPARATOR))
+            ids = tokenizer(documents, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+            rows.append([token for document in ids for token in (eos, *document)])
         tokens = np.full((len(rows), max(map(len, rows))), eos, dtype=np.uint32)
         counts = np.zeros(tokens.shape, dtype=bool)
         for row, ids in enumerate(rows):
@@ -149,25 +151,38 @@ def in_tokens(heldout: Heldout, tokenizer: Any) -> Heldout:
     return Heldout(heldout.windows, heldout.length, read)
 
 
-def _nats(
+@dataclass(frozen=True)
+class _Score:
+    """Sums over the targets that count: the loss in nats, their number, and the bytes of text for which they stand."""
+
+    nats: float = 0.0
+    targets: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: _Score) -> _Score:
+        return _Score(self.nats + other.nats, self.targets + other.targets, self.bytes + other.bytes)
+
+
+def _score(
     model: Any,
     batch: Batch,
-    states: States | None = None,
-    carry: bool = False,
-    loss_chunk: int = 0,
+    sizes: NDArray[np.int64] | None,
     forward: Callable[..., Outputs] = forward_loss,
-) -> tuple[float, int, States | None]:
-    """The sum of the loss, over how many targets, and the states after the windows."""
+    **how: Any,
+) -> tuple[_Score, States | None]:
+    """The score of a batch, and the states after its windows. `how`: as of `forward_loss`."""
     device = model.model.embed_tokens.weight.device
     windows = Windows.of(batch).each(lambda t: t.to(device))
     inputs_BT, targets_BT = windows.pair()
-    how: dict[str, Any] = {"loss_chunk": loss_chunk, "states": states, "return_states": carry}
-    how["starts_BT"] = windows.starts
+    counted = None if batch.counts is None else torch.ones((), device=device)  # divided by 1, the loss is a sum
+    out = forward(model, inputs_BT, targets_BT, starts_BT=windows.starts, counted=counted, **how)
     if batch.counts is None:
-        out = forward(model, inputs_BT, targets_BT, **how)
-        return float(out.loss) * targets_BT.numel(), targets_BT.numel(), out.states
-    out = forward(model, inputs_BT, targets_BT, counted=torch.ones((), device=device), **how)
-    return float(out.loss), int(batch.counts.sum()), out.states
+        targets = targets_BT.numel()
+        nats = float(out.loss) * targets
+    else:
+        targets = int(batch.counts.sum())
+        nats = float(out.loss)
+    return _Score(nats, targets, _bytes(batch, targets, sizes)), out.states
 
 
 def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
@@ -180,11 +195,12 @@ def _bytes(batch: Batch, count: int, sizes: NDArray[np.int64] | None) -> int:
     return int(sizes[targets if batch.counts is None else targets[batch.counts]].sum())
 
 
-def _result(nats: float, count: int, size: int | None) -> dict[str, Any]:
-    """`size`: bytes of text; None: tokens are bytes."""
-    if not count:
+def _result(score: _Score, has_tokens: bool) -> dict[str, Any]:
+    """`has_tokens`: whether targets are tokens of a tokenizer, not bytes."""
+    if not score.targets:
         raise DataError("no target counts in this text: pack more text, or hold more out (data.heldout)")
-    loss = nats / count
-    if size is None:
-        return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": count}
-    return {"loss": loss, "bits_per_byte": nats / math.log(2) / max(1, size), "bytes": size, "tokens": count}
+    loss = score.nats / score.targets
+    if not has_tokens:
+        return {"loss": loss, "bits_per_byte": loss / math.log(2), "bytes": score.targets}
+    bits = score.nats / math.log(2)
+    return {"loss": loss, "bits_per_byte": bits / max(1, score.bytes), "bytes": score.bytes, "tokens": score.targets}

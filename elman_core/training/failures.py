@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,24 +29,23 @@ def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = Tr
     """The first tensor that is not finite, in the order of computation: weights, activations, then gradients.
 
     Args:
-        model: holds the gradients of the step that failed. forward: runs that step's forward again; its result is not used.
-        gradients: whether those are of a step that failed.
+        forward: runs the forward of the step that failed again. gradients: whether the model holds those of that step.
 
-    Returns:
-        kind (`weight`, `buffer`, `activation` or `gradient`), name of the module or parameter, and how many elements are bad;
-        None if everything is finite.
+    Returns its kind, the name of the module or parameter, and how many elements are bad; None if everything is finite.
     """
-    for kind, named in (("weight", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, tensor in named:
-            if bad := _bad(tensor):
-                return {"kind": kind, "name": name, "elements": bad}
-    bad_outputs: list[dict[str, str]] = []
+    found = _first_of("weight", model.named_parameters()) or _first_of("buffer", model.named_buffers())
+    if found:
+        return found
+    found_outputs: list[dict[str, str]] = []
 
     def watch(name: str) -> Callable[..., None]:
         def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            for tensor in tree_leaves(output):
-                if not bad_outputs and isinstance(tensor, Tensor) and (bad := _bad(tensor)):
-                    bad_outputs.append({"kind": "activation", "name": name or "loss", "elements": bad})
+            if found_outputs:
+                return
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+            bad = _first_of("activation", ((name or "loss", tensor) for tensor in tensors))
+            if bad:
+                found_outputs.append(bad)
 
         return look
 
@@ -57,12 +56,20 @@ def first_bad(model: nn.Module, forward: Callable[[], Any], gradients: bool = Tr
     finally:
         for handle in handles:
             handle.remove()
-    if bad_outputs:
-        return bad_outputs[0]
+    if found_outputs:
+        return found_outputs[0]
+    if not gradients:
+        return None
     # The backward runs from the head to the embedding, so it met the last parameter with a bad gradient first.
-    for name, p in reversed(list(model.named_parameters())) if gradients else ():
-        if p.grad is not None and (bad := _bad(p.grad)):
-            return {"kind": "gradient", "name": name, "elements": bad}
+    grads = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    return _first_of("gradient", reversed(grads))
+
+
+def _first_of(kind: str, named: Iterable[tuple[str, Tensor]]) -> dict[str, str] | None:
+    for name, tensor in named:
+        bad = _bad(tensor)
+        if bad:
+            return {"kind": kind, "name": name, "elements": bad}
     return None
 
 
@@ -111,13 +118,15 @@ def _reported(run: Any, step: int, what: str, here: dict[str, str] | None, other
     except StorageError as second:  # the divergence matters more
         details = str(second)
     error = DivergedError(f"{what}; first not finite: {where}. {details}; try a lower train.lr or more train.warmup")
-    error.everywhere, error.step = run.ranks.size > 1, step
+    error.everywhere = run.ranks.size > 1
+    error.step = step
     return error
 
 
 def out_of_memory(run: Any, error: BaseException) -> OutOfMemoryError:
     """The error to raise instead of `error`, with remedies, cheapest first. Frees the memory of the failed step."""
-    used, train, ranks = memory_in_use(run.device), run.settings.train, run.ranks.size
+    used = memory_in_use(run.device)
+    train, ranks = run.settings.train, run.ranks.size
     step = run.step + len(run.launched) + 1  # memory is allocated as a step is launched, ahead of those that are read
     traceback.clear_frames(error.__traceback__)
     run.optimizer.zero_grad()

@@ -16,23 +16,21 @@ from elman_core.registry import ConfigError, PluginError, plugins
 from elman_core.registry.checks import check_hooks, one_line, said_when_slow
 from elman_core.registry.extensions import load_extension
 
-OBSERVE = (
-    "elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end",
-)  # fmt: skip
+OBSERVE = ("elman_run_start", "elman_step_end", "elman_evaluation_end", "elman_checkpoint_saved", "elman_run_end")
 ACT = ("elman_loss_terms", "elman_before_optimizer_step")
 RESERVED = ("kind", "bits_per_byte", "fill", *COLUMNS)
 
 
 def call(name: str, **arguments: Any) -> list[Any]:
     """Call a hook of every plugin that implements it; results other than None, last registered first.
-
-    Raises:
-        PluginError: an implementation raised; the cause is chained.
-    """
-    hook, thread = getattr(plugins().hook, name), threading.get_ident()
-    slow = said_when_slow(lambda: f"{name} of plugin {_culprit(hook, _stack(thread))}")
+    Raises `PluginError` if an implementation raised; the cause is chained."""
+    hook = getattr(plugins().hook, name)
+    noted: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if name in ("elman_run_start", "elman_run_end"):
+        thread = threading.get_ident()
+        noted = said_when_slow(lambda: f"{name} of plugin {_culprit(hook, _stack(thread))}")
     try:
-        with slow if name in ("elman_run_start", "elman_run_end") else contextlib.nullcontext():
+        with noted:
             return hook(**arguments)
     except KeyboardInterrupt:
         raise
@@ -53,11 +51,8 @@ def acting() -> dict[str, list[str]]:
 
 
 def load_loggers(names: str) -> dict[str, Any]:
-    """The loggers that `train.loggers` names.
-
-    Raises:
-        ConfigError: one is not installed. PluginError: one is broken, or does more than observe.
-    """
+    """The loggers that `train.loggers` names. Raises `ConfigError` if one is not installed, `PluginError` if one is broken, or
+    does more than observe."""
     wanted = filter(None, (name.strip() for name in names.split(",")))
     try:
         return {f"{name} (logger)": load_extension("loggers", name, _check_logger) for name in wanted}
@@ -90,11 +85,8 @@ def watched() -> bool:
 
 
 def loss_terms(run: Any, outputs: Any) -> dict[str, Tensor]:
-    """The terms that plugins add to the loss of a micro-batch.
-
-    Raises:
-        PluginError: a plugin raised, or a term that is not a scalar, or is named like another or like a metric.
-    """
+    """The terms that plugins add to the loss of a micro-batch. Raises `PluginError` if a plugin raised, or for a term that is
+    not a scalar, or is named like another or like a metric."""
     if not plugins().hook.elman_loss_terms.get_hookimpls():
         return {}
     terms: dict[str, Tensor] = {}

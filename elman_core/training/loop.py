@@ -60,12 +60,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that was handed to the device.
-
-    Attributes:
-        counts: whether its time counts as training time, which building and warming up do not.
-        messages: what the ranks tell each other with it.
-    """
+    """A step that was handed to the device, with what the ranks tell each other. `counts`: whether its time counts as training
+    time, which building and warming up do not."""
 
     windows: Windows
     lr: float
@@ -93,18 +89,25 @@ class Trainer:
         self.display = Display(folder.log, quiet=quiet or not plan.ranks.main)
         self.processes = make_processes(plan.parallel, plan.ranks, plan.model, plan.device, plan.mode.captures)
         self.optimizer = Optimizer(plan.model, train)
-        self.progress, self.evaluation = position.progress, position.evaluation
-        if path := position.checkpoint:
-            self.progress = load_checkpoint(path, plan.model, self.optimizer, plan.ranks, folder.id)
+        self.progress = position.progress
+        self.evaluation = position.evaluation
+        self.saved: tuple[int, Path | None] = (-1, None)  # step and path of the last checkpoint
+        if position.checkpoint is not None:
+            self.progress = load_checkpoint(position.checkpoint, plan.model, self.optimizer, plan.ranks, folder.id)
+            self.saved = (self.step, position.checkpoint)
         elif plan.settings.model.init_optimizer == "keep" and plan.init:
             load_optimizer(Path(plan.init["model"]), plan.model, self.optimizer)
-        self.saved = (self.step if path else -1, path)  # step and path of the last checkpoint
         self.feed = Feed(plan.text.windows, plan.settings, plan.device, plan.ranks)
         self.carries = plan.settings.data.sampling == "tbptt"
         if train.gradient_checkpointing:
             drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in plan.model.modules())
             how = {"use_reentrant": False, "preserve_rng_state": drops}
             plan.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        logits = None
+        if "elman_loss_terms" in acting():
+            logits = True
+        elif plan.device.type == "cuda":
+            logits = False  # head and loss in one operator round differently, which is worth it there
         step = TrainStep(
             plan.model,
             self.optimizer,
@@ -113,8 +116,7 @@ class Trainer:
             terms=lambda outputs: loss_terms(self, outputs),
             before_update=lambda: call("elman_before_optimizer_step", run=self),
             processes=self.processes,
-            # Fused they round differently, which is worth it on a GPU.
-            logits=True if "elman_loss_terms" in acting() else False if plan.device.type == "cuda" else None,
+            logits=logits,
         )
         self.compute = make_step(step, plan.mode)
         plan.ranks.hold(self.compute)
@@ -149,8 +151,6 @@ class Trainer:
         length, and `elman resume --steps` continues the training."""
         self._ends = True
 
-    # the whole
-
     def fit(self) -> Result:
         """Train to the end that the settings give, or to a signal, which saves first.
 
@@ -182,7 +182,9 @@ class Trainer:
                         self._settle()
                         self._save()
                 self._settle()
-                whole = self.finished and (self.step == 0 or self._evaluate())
+                whole = self.finished
+                if whole and self.step > 0:
+                    whole = self._evaluate()
                 self._save()
                 self.signals.settle()
             reached("trained")
@@ -235,9 +237,10 @@ class Trainer:
             rows = train.batch_size // train.accumulate
             seconds = seconds_a_step(self.model, rows, train.chunk_size, train.accumulate)
         if seconds > SLOW:
-            minutes = ((train.steps or 0) - self.step) * seconds / 60
-            left = f"{minutes / 60:,.1f} hours" if minutes >= 60 else f"{minutes:,.1f} minutes"
-            left = f", {left} in all" if train.steps else ""
+            left = ""
+            if train.steps:
+                minutes = (train.steps - self.step) * seconds / 60
+                left = f", {minutes / 60:,.1f} hours in all" if minutes >= 60 else f", {minutes:,.1f} minutes in all"
             limit = "" if train.minutes else "; --minutes 10 limits the run"
             self.display.say(
                 f"slow: about {seconds:,.0f} s a step{left} on this CPU ({'; '.join(backends(self.model))}); "
@@ -245,7 +248,6 @@ class Trainer:
             )
 
     def _observe(self, hook: str, **arguments: Any) -> None:
-        """Call the observers, on the first rank."""
         if self.ranks.main:
             with self.signals.by_one():
                 call(hook, run=self, **arguments)
@@ -264,7 +266,8 @@ class Trainer:
     def _one_step(self) -> None:
         self._launch()
         self._settle(self.ahead)
-        evaluates, saves = self._due(self.settings.train.eval_every), self._due(self.settings.train.save_every)
+        evaluates = self._due(self.settings.train.eval_every)
+        saves = self._due(self.settings.train.save_every)
         if evaluates or saves:
             self._settle()
         if evaluates:
@@ -273,7 +276,6 @@ class Trainer:
             self._save()
 
     def _due(self, every: int) -> bool:
-        """Whether something is done every so many steps, and now."""
         return bool(every) and self._next % every == 0
 
     def advance(self, steps: int) -> None:
@@ -294,7 +296,6 @@ class Trainer:
         return self._finish()
 
     def _launch(self) -> None:
-        """Hand the next step to the device."""
         started = time.perf_counter()
         step = self._next
         windows = self.feed.get(step, self.launched[-1].done.carry if self.launched else self.progress.carry)
@@ -339,16 +340,7 @@ class Trainer:
         if first.counts:
             self.progress.seconds += seconds
         else:
-            facts: dict[str, Any] = {} if self.warm_up else {"first_step_seconds": round(seconds, 3)}
-            self.warm_up += seconds
-            phases = reached("first step" if facts else "warm")
-            facts |= {
-                "warm_up_seconds": round(self.warm_up, 3),
-                "kernels": used(),
-                "step": self._how(),
-                "phases": phases,
-            }
-            self.folder.update(**facts)
+            self._record_warm_up(seconds)
         return {
             "step": self.step,
             "loss": values.loss,
@@ -361,6 +353,13 @@ class Trainer:
             "seconds": self.progress.seconds,
             "bytes_seen": self.progress.bytes_seen,
         }
+
+    def _record_warm_up(self, seconds: float) -> None:
+        facts: dict[str, Any] = {} if self.warm_up else {"first_step_seconds": round(seconds, 3)}
+        phases = reached("warm" if self.warm_up else "first step")
+        self.warm_up += seconds
+        facts["warm_up_seconds"] = round(self.warm_up, 3)
+        self.folder.update(**facts, kernels=used(), step=self._how(), phases=phases)
 
     def uncompiled(self) -> AbstractContextManager[Any]:
         """The uncompiled model: for shapes other than a step's, which would be compiled again, and if every module is
@@ -398,17 +397,26 @@ class Trainer:
             raise ConfigError("nothing is held out: evaluation needs data.heldout above 0")
         train = self.settings.train
         rows = train.batch_size // train.accumulate
-        how: dict[str, Any] = {"ranks": self.ranks, "forward": self.processes.forward, "sizes": self.sizes}
-        how |= {"stop": self.signals.asked_to_end, "counted": self.display.evaluating}
         with self.evaluating():
-            result = evaluate.on_mixture(self.model, heldout, rows, loss_chunk=train.loss_chunk, **how)
-        return result and {"step": self.step, **result}
+            result = evaluate.on_mixture(
+                self.model,
+                heldout,
+                rows,
+                loss_chunk=train.loss_chunk,
+                sizes=self.sizes,
+                ranks=self.ranks,
+                forward=self.processes.forward,
+                stop=self.signals.asked_to_end,
+                counted=self.display.evaluating,
+            )
+        return {"step": self.step, **result} if result else {}
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that is done or nothing is held out. False if a signal ended it."""
         if not self.plan.text.heldout or (self.evaluation and self.evaluation["step"] == self.step):
             return True
-        if not (result := self.evaluate()):
+        result = self.evaluate()
+        if not result:
             return False
         if not math.isfinite(result["loss"]):
             raise failures.bad_evaluation(self, result)  # before these weights become the last checkpoint

@@ -29,12 +29,8 @@ log = logging.getLogger("elman_core")
 
 @dataclass(frozen=True)
 class Mode:
-    """The launch mode of a run's steps.
-
-    Attributes:
-        name: "eager", "graph", "compile" or "compile+graph". why: the reason, for the run's first lines.
-        asked: the setting `train.launch`.
-    """
+    """The launch mode of a run's steps: "eager", "graph", "compile" or "compile+graph", and why, for the run's first lines.
+    `asked`: the setting `train.launch`."""
 
     name: str
     why: str
@@ -54,14 +50,8 @@ class Mode:
 
 
 def choose_mode(settings: Settings, model: Any, device: torch.device, sharded: bool = False) -> Mode:
-    """Return the mode that `train.launch` asks for. "auto" is a CUDA graph on a GPU unless something prevents it.
-
-    Args:
-        sharded: whether each rank holds only a part of the weights.
-
-    Raises:
-        ConfigError: the requested mode is unavailable; says why.
-    """
+    """Return the mode that `train.launch` asks for. "auto" is a CUDA graph on a GPU unless something prevents it, such as
+    weights that are `sharded` over the ranks. Raises `ConfigError` if the requested mode is unavailable, and says why."""
     asked = settings.train.launch
     against = _against_capture(settings, model, device)
     if sharded and asked == "auto":
@@ -92,7 +82,6 @@ def _against_capture(settings: Settings, model: nn.Module, device: torch.device)
 
 
 def make_step(step: TrainStep, mode: Mode) -> TrainStep | CapturedStep:
-    """The step as `mode` runs it."""
     if mode.compiles:
         step.model.model.compile(dynamic=False)
         step.compiled = True
@@ -110,7 +99,6 @@ class CapturedStep:
         required: whether a step that cannot be recorded is an error; if not, it runs eager after one warning.
 
     Attributes:
-        ready: whether the next call runs at the final speed.
         refused: why it could not be recorded; "" if it was recorded or has yet to be.
     """
 
@@ -127,10 +115,7 @@ class CapturedStep:
 
     def __call__(self, windows: Windows, lr: float) -> Done:
         """As `TrainStep`; the carried states of the result are the same tensors every time.
-
-        Raises:
-            KernelError: the step cannot be recorded, and `required`.
-        """
+        Raises `KernelError` if the step cannot be recorded, and `required`."""
         with self.recorder.work():
             self.step.optimizer.set_lr(lr)
             if self._replay is not None:
@@ -157,18 +142,21 @@ class CapturedStep:
         self._static = windows.each(torch.clone)
         self.step.optimizer.zero_grad()  # the recording can use their memory
         recording = try_to_record(self.recorder, self._run)
-        failed = recording if isinstance(recording, RuntimeError) else None
-        self.refused = self.step.processes.refusal(str(failed).splitlines()[0] if failed else "")
-        if not isinstance(recording, RuntimeError):
+        error, own_reason = None, ""
+        if isinstance(recording, RuntimeError):
+            error = recording
+            own_reason = str(recording).splitlines()[0]
+        else:
             self._replay = recording
-            if self.refused:
-                self.release()
-        if self.refused and self.required:
+        self.refused = self.step.processes.refusal(own_reason)
+        if not self.refused:
+            return
+        self.release()
+        if self.required:
             what = f"the step cannot be captured as a CUDA graph, use train.launch='eager': {self.refused}"
-            raise everywhere(KernelError(what)) from failed
-        if self.refused:
-            log.warning("elman: the step cannot be captured as a CUDA graph and runs eager: %s", self.refused)
-            self.step.optimizer.zero_grad()
+            raise everywhere(KernelError(what)) from error
+        log.warning("elman: the step cannot be captured as a CUDA graph and runs eager: %s", self.refused)
+        self.step.optimizer.zero_grad()
 
     def _run(self) -> Tensor:
         """The work to record. Everything it reads from outside has a fixed address."""
@@ -184,7 +172,8 @@ class CapturedStep:
         static = self._static
         assert static is not None
         for name in FROM_BATCH:
-            if (mine := getattr(static, name)) is not None:
+            mine = getattr(static, name)
+            if mine is not None:
                 mine.copy_(getattr(windows, name), non_blocking=True)
         if static.carry is not None:
             assert windows.carry is not None

@@ -75,12 +75,7 @@ def forward_loss(
 
 
 def _head_loss(
-    model: Any,
-    hidden_BTD: Tensor,
-    targets_BT: Tensor,
-    loss_chunk: int,
-    logits: bool | None,
-    counted: Tensor | None,
+    model: Any, hidden_BTD: Tensor, targets_BT: Tensor, loss_chunk: int, logits: bool | None, counted: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     divisor = targets_BT.numel() if counted is None else counted
     if not loss_chunk or loss_chunk >= hidden_BTD.shape[1]:
@@ -90,7 +85,8 @@ def _head_loss(
             total = linear_cross_entropy(hidden_BTD, model.lm_head.weight, targets_BT)
             return total / divisor, None
         logits_BTV = model.lm_head(hidden_BTD)
-        flat, targets = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+        flat = logits_BTV.flatten(0, 1).float()
+        targets = targets_BT.flatten()
         if counted is None:
             return F.cross_entropy(flat, targets), logits_BTV
         return F.cross_entropy(flat, targets, reduction="sum") / counted, logits_BTV

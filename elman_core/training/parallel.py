@@ -31,10 +31,7 @@ from .step import OneProcess
 
 def kind_of(settings: Settings, ranks: Ranks) -> str:
     """Return the kind of parallelism: `none`, `ddp` or `fsdp`.
-
-    Raises:
-        ConfigError: a batch that does not divide, or a setting that cannot be sharded.
-    """
+    Raises `ConfigError` for a batch that does not divide, or a setting that cannot be sharded."""
     train = settings.train
     if ranks.size == 1:
         return "none"
@@ -57,11 +54,8 @@ def kind_of(settings: Settings, ranks: Ranks) -> str:
 def make_processes(
     kind: str, ranks: Ranks, model: nn.Module, device: torch.device, captured: bool = False
 ) -> OneProcess:
-    """The connection of a step to the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards.
-
-    Args:
-        captured: whether the step will be recorded as a CUDA graph, which cannot use torch's own wrapper.
-    """
+    """The connection of a step to the other ranks. `fsdp` replaces the model's parameters: make the optimizer afterwards. A
+    step that is `captured` as a CUDA graph cannot use torch's own wrapper."""
     if kind == "none":
         return OneProcess()
     if kind == "fsdp":
@@ -92,11 +86,8 @@ class _Loss(nn.Module):
 
 
 class Shared(OneProcess):
-    """A step on several ranks. Beside the loss it sums notes, a few numbers of each rank.
-
-    Attributes:
-        notes: on the device; `tell` sets them before a step. heard: their sums after it.
-    """
+    """A step on several ranks. Beside the loss it sums notes, a few numbers of each rank: `tell` sets them before a step, and
+    `heard` are their sums after it."""
 
     NOTES = 8
 
@@ -107,13 +98,14 @@ class Shared(OneProcess):
         self.heard = torch.zeros_like(self.notes)
 
     def tell(self, notes: Sequence[float]) -> None:
-        """Set the numbers that this rank adds in the next step."""
         self.notes[: len(notes)].copy_(torch.tensor(notes, dtype=torch.float64), non_blocking=True)
 
     def refusal(self, own: str) -> str:
         """All ranks record the step or none does: NCCL requires an operation to be in a graph on every rank or on none."""
-        told = self.ranks.gather(own)
-        return next((why if why == own else f"rank {rank}: {why}" for rank, why in enumerate(told) if why), "")
+        for rank, why in enumerate(self.ranks.gather(own)):
+            if why:
+                return why if why == own else f"rank {rank}: {why}"
+        return ""
 
     def mean(self, values: Tensor) -> Tensor:
         packed = torch.cat([values.to(torch.float64), self.notes])
@@ -129,9 +121,9 @@ class Replicated(Shared):
         super().__init__(ranks, model)
         # Buffers are functions of the weights, which are equal: nothing to send. Newer torch has a new name for the option.
         wrapper = nn.parallel.DistributedDataParallel
-        new = "forward_sync_buffers" in inspect.signature(wrapper.__init__).parameters
-        how: dict[str, Any] = {("forward_sync_buffers" if new else "broadcast_buffers"): False}
-        self.wrapped = wrapper(_Loss(model), gradient_as_bucket_view=True, **how)
+        is_new = "forward_sync_buffers" in inspect.signature(wrapper.__init__).parameters
+        sends: dict[str, Any] = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}
+        self.wrapped = wrapper(_Loss(model), gradient_as_bucket_view=True, **sends)
 
     def forward(self, model: Any, inputs_BT: Tensor, targets_BT: Tensor, **how: Any) -> Outputs:
         try:

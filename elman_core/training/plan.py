@@ -61,17 +61,17 @@ class Plan:
     @property
     def backend(self) -> str | None:
         """The library by which the ranks exchange tensors; None for a single process."""
-        return None if self.ranks.size == 1 else "nccl" if self.device.type == "cuda" else "gloo"
+        if self.ranks.size == 1:
+            return None
+        return "nccl" if self.device.type == "cuda" else "gloo"
 
     def protocol(self) -> dict[str, Any]:
-        """The settings that must be equal before two runs are compared."""
         window = max((held.length for _, held in self.text.heldout), default=0)
         return protocol(self.began, self.text.fingerprint(), window)
 
     def facts(self) -> dict[str, Any]:
         """The facts that the manifest records at the start and at each resume."""
-        windows = self.text.windows
-        return {
+        facts: dict[str, Any] = {
             "settings": self.settings.to_dict(),
             "text_digests": self.text.digests(),
             "versions": versions(self.model.config.made_with or {}),
@@ -80,17 +80,18 @@ class Plan:
             "act_hooks": acting(),
             "step": self.mode.facts(),
             "parallel": {"kind": self.parallel, "ranks": self.ranks.size, "backend": self.backend},
-            **({"init": self.init} if self.init else {}),
-            **({"documents": "starts"} if self.settings.data.documents == "reset" else {}),  # not a cut, as before
-            **({"bytes_per_token": windows.bytes_per_token} if windows.tokenizer else {}),
         }
+        if self.init:
+            facts["init"] = self.init
+        if self.settings.data.documents == "reset":
+            facts["documents"] = "starts"  # not a cut, as before
+        if self.text.windows.tokenizer:
+            facts["bytes_per_token"] = self.text.windows.bytes_per_token
+        return facts
 
     def require_same(self) -> None:
         """Compare the settings, versions, plugins and text of all ranks.
-
-        Raises:
-            ConfigError: they differ; names the rank and its value.
-        """
+        Raises `ConfigError` if they differ; it names the rank and its value."""
         if self.ranks.size == 1:
             return
         text = self.text.fingerprint()
@@ -122,9 +123,8 @@ def decide(
         text: of these settings. manifest: of the run to resume, whose horizon and number of CPU threads are kept.
         checkpoint: the one to resume from, if there is one.
 
-    Raises:
-        CheckpointError: the model to begin with cannot be loaded, or is no longer the one that the run began with.
-        ConfigError, PluginError: these settings cannot be trained with here.
+    Raises as `build_model`, `CheckpointError` for another model than the run began with, and `ConfigError` for settings that
+    cannot be trained with here.
     """
     device = pick_device(settings.train.device, ranks)
     if manifest is None:
@@ -135,7 +135,8 @@ def decide(
         threads = manifest["hardware"]["cpu_threads"]
         if device.type == "cpu" and threads <= (os.cpu_count() or 1):
             torch.set_num_threads(threads)  # the order of sums on a CPU depends on it
-    train, parallel = settings.train, kind_of(settings, ranks)
+    train = settings.train
+    parallel = kind_of(settings, ranks)
     # A model that is going to be sharded need not fit on one device.
     source = checkpoint or begin.source_of(settings.model, new=manifest is None)
     vocab_size = text.windows.vocab_size
@@ -151,7 +152,8 @@ def decide(
     if settings.data.sampling == "tbptt":
         require_constant_state(model, "data.sampling='tbptt'")
     mode = choose_mode(settings, model, device, sharded=parallel == "fsdp")
-    if train.loss_chunk and (plugins := acting().get("elman_loss_terms")):
+    plugins = acting().get("elman_loss_terms")
+    if train.loss_chunk and plugins:
         raise ConfigError(f"plugin {plugins[0]} adds loss terms and may need all logits: set train.loss_chunk=0")
     if manifest is None:
         names = {f.name for f in dataclasses.fields(settings.model)} & vars(model.config).keys()
@@ -160,7 +162,8 @@ def decide(
         settings = began = dataclasses.replace(settings, model=chosen)
     held = text.heldout_file.value if text.heldout_file else ""
     data = dataclasses.replace(settings.data, path=text.path, heldout_file=held)
-    settings, began = (dataclasses.replace(s, data=data) for s in (settings, began))
+    settings = dataclasses.replace(settings, data=data)
+    began = dataclasses.replace(began, data=data)
     schedule = Schedule(train.schedule, train.warmup or 0, began.train.steps, train.final_lr, train.decay)  # type: ignore[arg-type]
     return Plan(settings, began, text, ranks, device, parallel, mode, model, schedule, init)
 
@@ -169,12 +172,8 @@ def build_model(
     settings: Settings, device: torch.device, source: str | Path | None = None, vocab_size: int = 256
 ) -> Any:
     """A `LadderForCausalLM` in float32 in training mode: the one of `source`, or a new one for tokens below `vocab_size`, drawn
-    from `train.seed` on the CPU, so that it is the same on every device.
-
-    Raises:
-        CheckpointError: `source` cannot be loaded.
-        ConfigError, PluginError: a variant, option or size that cannot be built.
-    """
+    from `train.seed` on the CPU, so that it is the same on every device. Raises `CheckpointError` if `source` cannot be loaded,
+    `ConfigError` or `PluginError` for a variant, option or size that cannot be built."""
     chosen = settings.model
     if not chosen.variant and not chosen.init:
         raise ConfigError("no variant to train: name one, or give --set model.variant=NAME or --init MODEL")

@@ -15,10 +15,7 @@ def pick_device(name: str, ranks: Ranks | None = None) -> torch.device:
     """The device of `train.device`; "auto" is the first GPU, or the CPU. Each of several ranks has the GPU with its number.
 
     A GPU always gets its number, because torch refuses some calls without one, such as limiting a process's memory.
-
-    Raises:
-        ConfigError: no such device here.
-    """
+    Raises `ConfigError` if there is no such device here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.cuda.device_count()

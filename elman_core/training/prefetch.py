@@ -27,17 +27,13 @@ DEPTH = 4
 CLOSING = 5.0
 """Seconds that the end of a run waits for an unfinished read, in case a disk hangs."""
 
-
 _Item = tuple[Windows, torch.cuda.Event | None] | BaseException
 """Windows, and the event of their arrival on the device (None: they are there); or the error of their reading."""
 
 
 class Prefetcher:
-    """Reads batch s, s + 1, … while s is being used.
-
-    Args:
-        read: the batch of a step; called in another thread. device: where its tokens go. depth: at least 2.
-    """
+    """Reads batch s, s + 1, … while s is being used: calls `read` in another thread, and copies to `device`. `depth`: at least
+    2."""
 
     def __init__(self, read: Callable[[int], Batch], device: torch.device, depth: int = DEPTH) -> None:
         self.read, self.device, self.depth = read, device, depth
@@ -49,14 +45,11 @@ class Prefetcher:
 
     def get(self, step: int) -> Windows:
         """The batch of `step` on the device, waiting for it if needed. Any step may be requested; only the following ones are
-        read ahead.
-
-        Raises:
-            any exception that `read` raised for this step.
-        """
+        read ahead. Raises what `read` raised for this step."""
         if self._thread is None or step != self._wanted:
             self.close()
-            self._ready, self._over = queue.Queue(self.depth - 1), threading.Event()  # one more waits for room
+            self._ready = queue.Queue(self.depth - 1)  # one more waits for room
+            self._over = threading.Event()
             self._thread = threading.Thread(
                 target=self._run, args=(step, self._ready, self._over), name="elman-prefetch", daemon=True
             )
@@ -71,7 +64,8 @@ class Prefetcher:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
             for name in FROM_BATCH:
-                if (tensor := getattr(windows, name)) is not None:
+                tensor = getattr(windows, name)
+                if tensor is not None:
                     tensor.record_stream(current)
         return windows
 
@@ -114,7 +108,8 @@ class Feed:
     def __init__(self, windows: Source, settings: Settings, device: torch.device, ranks: Ranks) -> None:
         self.windows, self.device = windows, device
         self.rows = None if ranks.size == 1 else ranks.rows(settings.train.batch_size)
-        self.carries, self.resets = settings.data.sampling == "tbptt", settings.data.documents == "reset"
+        self.carries = settings.data.sampling == "tbptt"
+        self.resets = settings.data.documents == "reset"
         self.reader = Prefetcher(self.read, device) if device.type == "cuda" else None
 
     def read(self, step: int) -> Batch:
@@ -135,6 +130,5 @@ class Feed:
         return dataclasses.replace(windows, carry=carry, fresh=fresh)
 
     def close(self) -> None:
-        """End the reading thread."""
         if self.reader is not None:
             self.reader.close()

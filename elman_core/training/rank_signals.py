@@ -30,11 +30,7 @@ SLACK = 10.0
 
 @dataclass
 class Received:
-    """Signals received so far.
-
-    Attributes:
-        ending: the first signal that ends the run, or 0. save: whether a checkpoint is wanted now.
-    """
+    """Signals received so far: the first that ends the run, or 0, and whether a checkpoint is wanted now."""
 
     ending: int = 0
     save: bool = False
@@ -42,12 +38,8 @@ class Received:
 
 @contextmanager
 def listening(again_interrupts: bool = True) -> Iterator[Received]:
-    """Note signals inside the block. SIGHUP stays ignored under `nohup`.
-
-    Args:
-        again_interrupts: a second SIGINT, more than `AGAIN` after the first, raises `KeyboardInterrupt`. Not for use under a
-            launcher, which may forward one Ctrl-C at any later time.
-    """
+    """Note signals inside the block. SIGHUP stays ignored under `nohup`. If it `again_interrupts`, a second SIGINT, more than
+    `AGAIN` after the first, raises `KeyboardInterrupt`: not under a launcher, which may forward one Ctrl-C at any time."""
     received = Received()
     if threading.current_thread() is not threading.main_thread():
         yield received  # only the main thread may handle signals
@@ -81,9 +73,6 @@ class RankSignals:
 
     A single process needs no messages: it knows at once.
 
-    Args:
-        seconds: training time so far.
-
     Attributes:
         received: this process's signals; replaced when it starts to listen.
         failure: an error on this rank between two steps, which is to end all ranks.
@@ -95,7 +84,9 @@ class RankSignals:
         self.failure: Exception | None = None
         self._over = False
         self._last_beat = time.monotonic()
-        self._heard = [seconds] + [0.0] * (len(ENDING) + 2)
+        self._seconds = seconds  # by the first rank's clock
+        self._ending: set[int] = set()  # the signals that ranks have told of
+        self._saves = False
 
     @property
     def alone(self) -> bool:
@@ -106,7 +97,8 @@ class RankSignals:
         if self.alone:
             return
         signals = [float(self.received.ending == s) for s in ENDING]
-        save, self.received.save = self.received.save, False
+        save = self.received.save
+        self.received.save = False
         self.processes.tell([seconds * self.ranks.main, *signals, float(save), float(self.failure is not None)])
 
     def sent(self) -> HostCopy | None:
@@ -115,16 +107,13 @@ class RankSignals:
 
     def hear(self, messages: HostCopy | None) -> None:
         """After the values of that step were read: process what `sent` returned.
-
-        Raises:
-            ElmanError: on every rank, if something failed on any between two steps.
-        """
+        Raises on every rank if something failed on any between two steps."""
         self.beat()
         if messages is None:
             return
-        seconds, *signals, save, failed = messages.read()[: len(self._heard)]
-        ending = [max(a, b) for a, b in zip(signals, self._heard[1:], strict=False)]
-        self._heard = [seconds, *ending, max(save, self._heard[-2]), failed]
+        self._seconds, *signals, save, failed = messages.read()[: len(ENDING) + 3]
+        self._ending.update(signum for signum, told in zip(ENDING, signals, strict=True) if told)
+        self._saves = self._saves or bool(save)
         if failed and not self._over:  # steps under way repeat it
             self._over = True
             self.settle()
@@ -148,7 +137,7 @@ class RankSignals:
         """The signal that ends the run, or 0."""
         if self.alone:
             return self.received.ending
-        return next((int(s) for s, heard in zip(ENDING, self._heard[1:], strict=False) if heard), 0)
+        return next((int(signum) for signum in ENDING if signum in self._ending), 0)
 
     def asked_to_end(self) -> bool:
         """Whether a signal ends the run: asked between the batches of an evaluation, each of which is progress."""
@@ -158,14 +147,16 @@ class RankSignals:
     def saves(self) -> bool:
         """Whether a checkpoint is wanted now; asking clears the request."""
         if self.alone:
-            wanted, self.received.save = self.received.save, False
+            wanted = self.received.save
+            self.received.save = False
         else:
-            wanted, self._heard[-2] = bool(self._heard[-2]), 0.0
+            wanted = self._saves
+            self._saves = False
         return wanted
 
     def clock(self, seconds: float) -> float:
         """Training time by which all ranks decide: the first rank's, as of the last step; `seconds` for a single process."""
-        return seconds if self.alone else self._heard[0]
+        return seconds if self.alone else self._seconds
 
     def beat(self) -> None:
         """Record progress, for `watched`."""
@@ -176,14 +167,13 @@ class RankSignals:
         """Inside, a thread calls `stalled` with the limit in seconds once nothing has progressed for longer than ranks wait.
 
         Collective operations have a time limit, but not those recorded in a CUDA graph, which NCCL's watchdog does not see.
-
-        Args:
-            early: call before the ranks' limit, at which NCCL aborts the process; gloo raises an error instead.
+        `early`: call before the ranks' limit, at which NCCL aborts the process; gloo raises an error instead.
         """
         if self.alone:
             yield
             return
-        over, limit = threading.Event(), timeout().total_seconds()
+        over = threading.Event()
+        limit = timeout().total_seconds()
         limit = 0.9 * limit if early else 1.1 * limit + SLACK
 
         def watch() -> None:

@@ -22,10 +22,7 @@ def shipped() -> dict[str, Path]:
 
 def find_recipe(what: str) -> Path | None:
     """The recipe that `what` means: a path to a .toml file, or a shipped name; None if it is neither, and so a variant.
-
-    Raises:
-        ConfigError: a .toml file that does not exist, or a file that is not a recipe.
-    """
+    Raises `ConfigError` for a .toml file that does not exist, or a file that is not a recipe."""
     recipes = shipped()
     if not what.endswith(".toml"):
         if what not in recipes and ("." in what or "/" in what):  # no variant has such a name

@@ -144,17 +144,9 @@ def evaluation_bytes(settings: Settings) -> int:
 
 
 TUNABLE = (
-    "train.lr",
-    "train.warmup",
-    "train.schedule",
-    "train.decay",
-    "train.final_lr",
-    "train.optimizer",
-    "train.weight_decay",
-    "train.beta1",
-    "train.beta2",
-    "train.clip",
-)
+    "train.lr", "train.warmup", "train.schedule", "train.decay", "train.final_lr",
+    "train.optimizer", "train.weight_decay", "train.beta1", "train.beta2", "train.clip",
+)  # fmt: skip
 """Settings that may be tuned for each model: they change neither the text nor how much of it a step reads."""
 
 TABLES: dict[str, type] = {"model": ModelSettings, "data": DataSettings, "train": TrainSettings}
@@ -166,14 +158,8 @@ def known_keys() -> list[str]:
 
 
 def from_dict(tree: Mapping[str, Any], where: str = "") -> Settings:
-    """Settings from nested tables, each value checked.
-
-    Args:
-        where: prefix of errors, such as the recipe's name.
-
-    Raises:
-        ConfigError: unknown key (with the nearest known one), wrong type, or out of range.
-    """
+    """Settings from nested tables. Raises `ConfigError`, which begins with `where`, for an unknown key (with the nearest known
+    one), a wrong type, and a value out of its range."""
     parts = {}
     for table, values in tree.items():
         if table not in TABLES:
@@ -203,7 +189,8 @@ RETUNABLE = tuple(key for key in TUNABLE if key != "train.optimizer")
 
 def resumed_settings(stored: Mapping[str, Any], sets: Iterable[str]) -> Settings:
     """The settings of a run, with some changed. Raises `ConfigError` for one that a run keeps."""
-    assignments, may = list(sets), (*RESUMABLE, *RETUNABLE)
+    assignments = list(sets)
+    may = (*RESUMABLE, *RETUNABLE)
     for text in assignments:
         key = text.partition("=")[0].strip()
         known = key in known_keys() or key.startswith("model.options.")
@@ -224,10 +211,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def apply_sets(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """`tree` with each `table.name=value` put in; values are TOML, and a bare word is a string.
-
-    Raises:
-        ConfigError: not an assignment, or an unknown key.
-    """
+    Raises `ConfigError` for what is no assignment, and for an unknown key."""
     result = {table: dict(values) if isinstance(values, Mapping) else values for table, values in tree.items()}
     for text in assignments:
         key, equals, value = text.partition("=")
@@ -240,17 +224,18 @@ def apply_sets(tree: dict[str, Any], assignments: Iterable[str]) -> dict[str, An
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
     """Put `value` under `table.name`, `model.options.name` or, of several variants, `model.options.variant.name`.
-
-    Raises:
-        ConfigError: a key that does not exist.
-    """
+    Raises `ConfigError` for a key that does not exist."""
     table, _, name = key.partition(".")
     if table == "model" and name.startswith("options."):
-        options = _table("model.options", tree.setdefault("model", {}).get("options", {}))
+        model = tree.setdefault("model", {})
+        options = _table("model.options", model.get("options", {}))
         variant, dot, own = name.removeprefix("options.").rpartition(".")
-        whose = _table(f"model.options.{variant}", options.get(variant, {})) if dot else {}
-        options |= {variant: {**whose, own: value}} if dot else {own: value}
-        tree["model"]["options"] = options
+        if dot:
+            options[variant] = _table(f"model.options.{variant}", options.get(variant, {}))
+            options[variant][own] = value
+        else:
+            options[own] = value
+        model["options"] = options
         return
     if key not in known_keys():
         raise _unknown(key, options=_options(tree))
@@ -264,14 +249,8 @@ def _table(key: str, value: Any) -> dict[str, Any]:
 
 
 def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
-    """`settings` with every None and "auto" decided, so that the manifest records what ran.
-
-    Args:
-        device_type: "cpu" or "cuda". bf16: whether it computes in bfloat16 well.
-
-    Raises:
-        ConfigError: settings that contradict each other.
-    """
+    """`settings` with every None and "auto" decided, so that the manifest records what ran. `bf16`: whether the device
+    computes in bfloat16 well. Raises `ConfigError` for settings that contradict each other."""
     train, data = settings.train, settings.data
     if train.steps is not None and train.minutes is not None:
         raise ConfigError("give train.steps or train.minutes, not both")
@@ -290,10 +269,14 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
         )
     if data.documents == "pack" and data.sampling != "random":
         raise ConfigError(f"data.documents='pack' has an order of its own: leave out data.sampling={data.sampling!r}")
-    steps = train.steps if train.steps is not None or train.minutes is not None else 1000
+    steps = train.steps
+    if steps is None and train.minutes is None:
+        steps = 1000
     schedule = train.schedule
-    if schedule == "auto":
-        schedule = "constant" if train.optimizer == "schedulefree" else "cosine" if train.minutes is None else "wsd"
+    if schedule == "auto" and train.optimizer == "schedulefree":
+        schedule = "constant"
+    elif schedule == "auto":
+        schedule = "cosine" if train.minutes is None else "wsd"
     if train.optimizer == "schedulefree" and schedule != "constant":
         raise ConfigError(f"train.optimizer='schedulefree' needs train.schedule='constant', not {schedule!r}")
     if train.minutes is not None and schedule == "cosine":
@@ -310,7 +293,6 @@ def resolve(settings: Settings, device_type: str, bf16: bool) -> Settings:
 
 
 def with_length(settings: Settings, steps: int | None, minutes: float | None) -> Settings:
-    """`settings` with another length of the training."""
     return dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=steps, minutes=minutes))
 
 

@@ -27,7 +27,7 @@ from .run.display import backends
 from .run.facts import git_commit
 from .run.folder import NullRunFolder, RunFolder
 from .run.protocol import protocol_hash
-from .settings import RETUNABLE, Settings, resumed_settings, with_length
+from .settings import RETUNABLE, Settings, TrainSettings, resumed_settings, with_length
 from .text import Text, open_text
 
 log = logging.getLogger("elman_core")
@@ -121,12 +121,8 @@ def resume(
         text = ranks.together(lambda: open_text(settings, fingerprint, manifest.get("text_digests")))
         plan = ranks.together(lambda: decide(settings, text, ranks, manifest, position.checkpoint))
         plan.require_same()
-        train, began = plan.settings.train, plan.began.train
-        last = max(position.progress.step, train.steps or 0)
-        past = began.is_done(last, max(position.progress.seconds, 60 * (train.minutes or 0)))
-        longer = (train.steps, train.minutes) != (began.steps, began.minutes)
-        if past and longer and not done and plan.schedule.factor(last, 1.0) < 1e-9:
-            raise ConfigError("this run's schedule ends at a learning rate of 0: add --set train.final_lr=0.1")
+        if not done:
+            _require_learning_rate(plan, position.progress)
         if ranks.main and (plan.model.config.made_with or {}) != manifest["made_with"]:
             log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
         trainer = ranks.together(lambda: Trainer(plan, folder, position, quiet))
@@ -142,17 +138,33 @@ def resume(
     return trainer
 
 
+def _require_learning_rate(plan: Plan, progress: Progress) -> None:
+    """Raise `ConfigError` for a run that goes on beyond its schedule, at a learning rate of 0."""
+    train, began = plan.settings.train, plan.began.train
+    last = max(progress.step, train.steps or 0)
+    is_past = began.is_done(last, max(progress.seconds, 60 * (train.minutes or 0)))
+    is_longer = (train.steps, train.minutes) != (began.steps, began.minutes)
+    if is_past and is_longer and plan.schedule.factor(last, 1.0) < 1e-9:
+        raise ConfigError("this run's schedule ends at a learning rate of 0: add --set train.final_lr=0.1")
+
+
 def _continue(folder: RunFolder, plan: Plan, position: Position, ranks: Ranks) -> None:
     """Take back what was written after the checkpoint, and record in the manifest that the run continues."""
     manifest, step = folder.manifest, position.progress.step
     ranks.first(lambda: set_aside(folder.checkpoints, position.checkpoint))
     folder.cut_metrics(step)
     folder.forget_end()
-    before, now_ = manifest["settings"]["train"], vars(plan.settings.train)
-    changed = {f"train.{k}": [before.get(k), v] for k, v in now_.items() if v != before.get(k)}
-    retuned = {key: change for key, change in changed.items() if key in RETUNABLE}
-    resumed = [*manifest["resumed"], {"at_step": step, "time": now()} | ({"set": retuned} if retuned else {})]
-    if changes := [[entry["at_step"], entry["set"]] for entry in resumed if "set" in entry]:
+    before = manifest["settings"]["train"]
+    retuned: dict[str, list[Any]] = {}
+    for name, value in vars(plan.settings.train).items():
+        if f"train.{name}" in RETUNABLE and value != before.get(name):
+            retuned[f"train.{name}"] = [before.get(name), value]
+    entry: dict[str, Any] = {"at_step": step, "time": now()}
+    if retuned:
+        entry["set"] = retuned
+    resumed = [*manifest["resumed"], entry]
+    changes = [[entry["at_step"], entry["set"]] for entry in resumed if "set" in entry]
+    if changes:
         protocol = plan.protocol() | {"changed on resume": changes}
         folder.update(protocol=protocol, protocol_hash=protocol_hash(protocol))
     folder.update(resumed=resumed, **plan.facts())
@@ -160,10 +172,7 @@ def _continue(folder: RunFolder, plan: Plan, position: Position, ranks: Ranks) -
 
 def _position(folder: RunFolder) -> Position:
     """The last intact checkpoint of a run, and its last evaluation with a finite loss up to there.
-
-    Raises:
-        CheckpointError: none is intact, or the run is finished and has none: starting again would delete its metrics.
-    """
+    Raises `CheckpointError` if none is intact, or the run is finished and has none: starting again would delete its metrics."""
     for place in (folder.path, folder.checkpoints):
         remove_leftovers(place)
     checkpoint = newest_good(folder.checkpoints, check_folder)
@@ -188,13 +197,15 @@ def _is_done(settings: Settings, position: Position) -> bool:
 
 def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> Iterator[str]:
     """What is decided before the first step, in five lines; more lines only for what few runs have."""
-    settings, train, text, vocabulary = plan.settings, plan.settings.train, plan.text, plan.model.config.vocab_size
-    unit = "byte" if vocabulary == 256 else "token"
-    model = settings.model
+    settings, text = plan.settings, plan.text
+    model, train = settings.model, settings.train
     size = f"{model.hidden_size}x{model.num_hidden_layers}, {plan.model.num_parameters():,} parameters"
     name = model.variant if isinstance(model.variant, str) else "+".join(map(str, model.variant))
-    yield f"run         {path}{f' (resumed at step {position.progress.step})' if position else ''}: {name}@{size}"
+    resumed = f" (resumed at step {position.progress.step})" if position else ""
+    yield f"run         {path}{resumed}: {name}@{size}"
     yield f"settings    {'  '.join(_changed(settings)) or 'the defaults'} (all are in manifest.json)"
+    vocabulary = plan.model.config.vocab_size
+    unit = "byte" if vocabulary == 256 else "token"
     expected = f"; expected at the start: {math.log(vocabulary):.4f} nats per {unit} (ln {vocabulary})"
     yield f"text        {text.windows.in_words}{'' if plan.init else expected}"
     if text.heldout_file:
@@ -209,16 +220,24 @@ def _first_lines(plan: Plan, path: Path, position: Position | None = None) -> It
     if position and _is_done(plan.began, position) and train.schedule != "constant":
         rate = train.lr * plan.schedule.factor(position.progress.step, 1.0)
         yield f"schedule    has ended: the learning rate stays at {rate:.2e}"
-        return
-    if train.steps == 0:
-        return  # no step has a learning rate
+    elif train.steps != 0:  # without steps there is no learning rate
+        yield f"schedule    {_schedule_in_words(plan)}"
+
+
+def _schedule_in_words(plan: Plan) -> str:
+    train = plan.settings.train
     whole = train if train.schedule == "constant" else plan.began.train
-    length, goal = (f"{t.steps} steps" if t.minutes is None else f"{t.minutes:.4g} minutes" for t in (whole, train))
-    of, most = ("steps", "") if whole.minutes is None else ("time", ", at most a tenth of the time")
+    length, goal = _length(whole), _length(train)
     marks = ", ".join(f"{mark} {factor * train.lr:.2e}" for mark, factor in plan.schedule.at_landmarks().items())
-    rates = f"learning rate by share of the {of}: {marks}"
     ends = "" if length == goal else f"; the run ends after {goal}"
-    yield f"schedule    {length}, {train.schedule}, warm-up {train.warmup} steps{most}; {rates}{ends}"
+    unit = "steps" if whole.minutes is None else "time"
+    most = "" if whole.minutes is None else ", at most a tenth of the time"
+    warm_up = f"warm-up {train.warmup} steps{most}"
+    return f"{length}, {train.schedule}, {warm_up}; learning rate by share of the {unit}: {marks}{ends}"
+
+
+def _length(train: TrainSettings) -> str:
+    return f"{train.steps} steps" if train.minutes is None else f"{train.minutes:.4g} minutes"
 
 
 def _changed(settings: Settings) -> Iterator[str]:
@@ -228,7 +247,8 @@ def _changed(settings: Settings) -> Iterator[str]:
         "model.variant", "model.options", "model.hidden_size", "model.num_hidden_layers", "train.steps", "train.minutes",
         "train.warmup",
     }  # fmt: skip
-    model, usual = settings.model, Settings().to_dict()
+    model = settings.model
+    usual = Settings().to_dict()
     if isinstance(model.options, dict) and isinstance(model.variant, str):
         usual["model"]["options"] = config_to_dict(resolve(model.variant).config)
     if isinstance(model.options, list):  # a table for each layer
@@ -237,7 +257,8 @@ def _changed(settings: Settings) -> Iterator[str]:
             ", ".join(f"{k} = {json.dumps(v)}" for k, v in options.items() if v != default[k])
             for options, default in zip(model.options, defaults, strict=True)
         ]
-        yield from ["model.options=[{" + "}, {".join(layers) + "}]"] if any(layers) else ()
+        if any(layers):
+            yield "model.options=[{" + "}, {".join(layers) + "}]"
     for table, values in settings.to_dict().items():
         for key, value in values.items():
             before = usual[table][key]
@@ -260,15 +281,14 @@ def _folder(ranks: Ranks, take: Callable[[], RunFolder]) -> RunFolder:
 
 
 def _extend(settings: Settings, progress: Progress, steps: str | None, minutes: str | None) -> Settings:
-    """`settings` with the length that a resume asks for."""
     if steps is not None and minutes is not None:
         raise ConfigError("give --steps or --minutes, not both")
     if steps is not None:
         more = _number("--steps", steps, int)
-        return with_length(settings, more + progress.step * steps.startswith("+"), None)
+        return with_length(settings, more + (progress.step if steps.startswith("+") else 0), None)
     if minutes is not None:
         more = _number("--minutes", minutes, float)
-        return with_length(settings, None, more + progress.seconds / 60 * minutes.startswith("+"))
+        return with_length(settings, None, more + (progress.seconds / 60 if minutes.startswith("+") else 0))
     return settings
 
 

@@ -37,15 +37,10 @@ Terms = Callable[[Outputs], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Windows:
-    """The input of a step.
+    """The input of a step: the arrays of a `Batch` as tensors of the same shapes, on the model's device.
 
     Attributes:
-        tokens: (B, T + 1), any integer dtype, on the model's device; (B, T) beside `targets`.
-        targets: (B, T), any integer dtype; None: the next tokens.
-        counts: (B, T), bool, the targets that count; None: all.
-        starts: (B, T), bool, where documents begin, each from the initial state; None: nowhere.
-        filled: (B,), the tokens of each row that are no filling; None: all.
-        fresh: (B,), bool, rows that do not continue from `carry`; None: all do, or `starts` says it.
+        starts: None: documents begin nowhere. fresh: None: all rows continue from `carry`, or `starts` says it.
         carry: the states after the previous step, all rows; None at the start.
     """
 
@@ -60,20 +55,34 @@ class Windows:
     @classmethod
     def of(cls, batch: Batch) -> Windows:
         """The arrays of a batch, on the CPU: uint8, bool and int32 (torch computes little in wider unsigned dtypes)."""
-        arrays = {n: a for n in FROM_BATCH if (a := getattr(batch, n)) is not None}
-        narrow = {n: a if a.dtype in (np.uint8, np.bool_) else a.astype(np.int32) for n, a in arrays.items()}
-        return cls(**{n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in narrow.items()})  # type: ignore[arg-type]
+        tensors: dict[str, Any] = {}
+        for name in FROM_BATCH:
+            array = getattr(batch, name)
+            if array is None:
+                continue
+            if array.dtype not in (np.uint8, np.bool_):
+                array = array.astype(np.int32)
+            tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
+        return cls(**tensors)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Windows:
-        """`change` of every tensor."""
-        given = {name: change(t) for name in FROM_BATCH if (t := getattr(self, name)) is not None}
-        return Windows(**given, carry=mapped(change, self.carry))
+        tensors = {}
+        for name in FROM_BATCH:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensors[name] = change(tensor)
+        return Windows(**tensors, carry=mapped(change, self.carry))
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, (B, T), int64; targets that do not count are -100."""
-        tokens = self.tokens.long()
-        inputs, targets = (tokens[:, :-1], tokens[:, 1:]) if self.targets is None else (tokens, self.targets.long())
-        return inputs, targets if self.counts is None else targets.masked_fill(~self.counts, IGNORED)
+        inputs = self.tokens.long()
+        if self.targets is None:
+            inputs, targets = inputs[:, :-1], inputs[:, 1:]
+        else:
+            targets = self.targets.long()
+        if self.counts is not None:
+            targets = targets.masked_fill(~self.counts, IGNORED)
+        return inputs, targets
 
 
 FROM_BATCH = tuple(f.name for f in dataclasses.fields(Windows) if f.name != "carry")
@@ -95,7 +104,6 @@ class Done:
     carry: States | None = None
 
     def read(self) -> StepValues:
-        """Wait for the step."""
         loss, norm, *terms = self.values.read()
         return StepValues(loss, norm, dict(zip(self.names, terms, strict=True)))
 
@@ -246,7 +254,6 @@ class TrainStep:
         return torch.stack([total, *terms.values()]), tuple(terms), _join_rows(carry) if self.carries else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The dtype in which the model computes."""
         return compute_in(self.train.precision, self.device)
 
     def micro_batches(self, windows: Windows) -> Iterator[Windows]:
@@ -273,11 +280,8 @@ class TrainStep:
         """Does nothing: shared operations end with each call."""
 
     def where_it_failed(self, windows: Windows, again: bool) -> dict[str, str] | None:
-        """The first tensor that is not finite in a step that failed, as `failures.first_bad`.
-
-        Args:
-            again: compute its gradient again, because another step was under way when its values were read.
-        """
+        """The first tensor that is not finite in a step that failed, as `failures.first_bad`. `again`: compute its gradient
+        again, because another step was under way when its values were read."""
         if again:
             self._backward(windows)
 

@@ -68,8 +68,10 @@ class Part:
         """Its batches; "pack": of a file, rows of whole documents. Raises as `TrainingWindows`, or `PluginError` for what an
         extension makes wrong."""
         if self.file is not None:
-            how = self.file, self.split(heldout), length, rows, seed
-            return PackedRows(*how) if sampling == "pack" else TrainingWindows(*how, sampling)
+            parts = self.split(heldout)
+            if sampling == "pack":
+                return PackedRows(self.file, parts, length, rows, seed)
+            return TrainingWindows(self.file, parts, length, rows, seed, sampling)
         name, _, options = self.value.partition(":")
         made = load_extension("sources", name)(options, length, rows, seed)
         if not isinstance(made, Source):
@@ -119,7 +121,8 @@ class Text:
 
     def digests(self) -> list[str | None]:
         """Of each file, that of `heldout_file` last; None for large files and for sources of extensions."""
-        return [p.file.digest() if p.file is not None else None for p in (*self.parts, self.heldout_file) if p]
+        parts = [*self.parts, self.heldout_file] if self.heldout_file else self.parts
+        return [part.file.digest() if part.file is not None else None for part in parts]
 
 
 def open_text(
@@ -127,16 +130,13 @@ def open_text(
 ) -> Text:
     """Open the data of these settings.
 
-    Args:
-        expected: the fingerprint of the data with which the run began. digests: of its files; None: unknown.
-
-    Raises:
-        ConfigError, DataError: there is none, it cannot be named in a recipe or be read, it is too short for these settings,
-            or it has another fingerprint.
+    Raises `ConfigError` or `DataError` if there is none, it cannot be named in a recipe or be read, it is too short for these
+    settings, or it has not the `expected` fingerprint, with which the run began, and the `digests` of its files.
     """
     data, train = settings.data, settings.train
     parts, held = open_parts(data)
-    fraction, streams = 0.0 if held else data.heldout, data.sampling != "random"
+    fraction = 0.0 if held else data.heldout
+    streams = data.sampling != "random"
     weights = [part.weight for part in parts]
     rows = dealt(weights, train.batch_size) if streams else [train.batch_size] * len(parts)
     sources = [
@@ -152,7 +152,8 @@ def open_text(
         raise DataError(f"{held.value} has no tokens of the training text's tokenizer: pack both with the same one")
     if held and held.file and expected is None and held.value in [part.value for part in parts]:
         raise ConfigError(f"{held.value} is a training text, too: give --heldout another text, or leave it out")
-    text = Text(parts, windows, open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings)), held)
+    scored = open_heldout(parts, held, fraction, train.chunk_size, evaluation_bytes(settings))
+    text = Text(parts, windows, scored, held)
     if expected is not None:
         name = ", ".join(p.value for p in parts)
         _require_same(name, text.fingerprint(), expected)
@@ -172,19 +173,19 @@ def open_parts(data: DataSettings) -> tuple[list[Part], Part | None]:
 def open_heldout(
     parts: list[Part], file: Part | None, fraction: float, length: int, most: int | None
 ) -> list[tuple[float, Heldout]]:
-    """What an evaluation scores, with weights: `file`, or else what is held out of the parts, most of the heaviest.
-
-    Args:
-        fraction: data.heldout. length: targets in a window. most: targets in all; None: all there are.
-    """
+    """What an evaluation scores, with weights: `file`, or else the `fraction` held out of the parts, most of the heaviest; in
+    windows of `length` targets, `most` in all."""
     if file is not None:
         held = file.heldout(None, length, most)
         return [(1.0, held)] if held else []
     whole = sum(part.weight for part in parts)
-    made = [
-        (p.weight / whole, p.heldout(fraction, length, most and max(1, round(most * p.weight / whole)))) for p in parts
-    ]
-    return [(weight, held) for weight, held in made if held]
+    scored: list[tuple[float, Heldout]] = []
+    for part in parts:
+        own_most = None if most is None else max(1, round(most * part.weight / whole))
+        held = part.heldout(fraction, length, own_most)
+        if held:
+            scored.append((part.weight / whole, held))
+    return scored
 
 
 def _require_same(name: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -41,10 +41,7 @@ def update(
     """One update of parameters of one shape, such as a map in each layer, along their gradients, in place. Their products are
     batches, since one matrix is too small for a GPU.
 
-    Args:
-        rows: of each weight that a parameter stacks; for a parameter (n, rows, columns), of each of its n weights.
-        momenta: M of each parameter. lr: a scalar on their device.
-        failed: as of `Optimizer.step`.
+    `rows` are those of each weight that a parameter stacks; for a parameter (n, rows, columns), of each of its n weights.
     """
     grads = [p.grad for p in params if p.grad is not None]
     new_momenta = torch._foreach_lerp(momenta, grads, 1 - beta)

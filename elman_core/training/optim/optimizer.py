@@ -21,8 +21,6 @@ from . import muon
 from .schedule_free import ScheduleFree
 
 _DECAY_RATES = ("A_log", "dt_bias", "decay")
-_ADAMW, _AVERAGED, _MUON = {"step", "exp_avg", "exp_avg_sq"}, {"z", "exp_avg_sq"}, {"momentum"}
-"""The tensors that each optimizer keeps for a parameter."""
 
 
 def undecayed(model: nn.Module) -> set[str]:
@@ -43,17 +41,14 @@ def matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
         if isinstance(module, Mixer):
             stacked = module.stacked()
             for n, p in module.named_parameters():
-                if (p.ndim == 2 or (p.ndim == 3 and p.shape[1] > 1)) and f"{prefix}.{n}" not in left_alone:
+                is_matrix = p.ndim == 2 or (p.ndim == 3 and p.shape[1] > 1)
+                if is_matrix and f"{prefix}.{n}" not in left_alone:
                     rows_of[f"{prefix}.{n}"] = stacked.get(n, (p.shape[-2],))
     return rows_of
 
 
 class Optimizer:
-    """One of the optimizers over the named parameters of a model.
-
-    Args:
-        model: parameters that want gradients are trained. settings: the optimizer and its numbers.
-    """
+    """The optimizer that the settings name, over the parameters of a model that want gradients."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -81,7 +76,6 @@ class Optimizer:
             self.inner = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True, capturable=capturable)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the updates from now on."""
         for group in self.inner.param_groups:
             group["lr"].fill_(lr)
 
@@ -91,10 +85,12 @@ class Optimizer:
         self.inner.step()
         alike: dict[Any, list[Tensor]] = {}
         for name, rows in self.matrices.items():
-            if (p := self.params[name]).grad is not None:
-                if not self.inner.state[p]:
-                    self.inner.state[p]["momentum"] = torch.zeros_like(p)
-                alike.setdefault((p.shape, rows), []).append(p)
+            p = self.params[name]
+            if p.grad is None:
+                continue
+            if not self.inner.state[p]:
+                self.inner.state[p]["momentum"] = torch.zeros_like(p)
+            alike.setdefault((p.shape, rows), []).append(p)
         lr_now = self.inner.param_groups[0]["lr"]
         for (_, rows), params in alike.items():
             momenta = [self.inner.state[p]["momentum"] for p in params]
@@ -142,12 +138,15 @@ class Optimizer:
         """The parameters without a state: no gradient has reached them."""
         return [name for name, p in self.params.items() if not self.inner.state.get(p)]
 
+    def _kept(self, name: str) -> set[str]:
+        """The kinds of tensors in the state of a parameter."""
+        if self.averages:
+            return {"z", "exp_avg_sq"}
+        return {"momentum"} if name in self.matrices else {"step", "exp_avg", "exp_avg_sq"}
+
     def load(self, tensors: dict[str, Tensor], numbers: list[dict[str, Any]], untouched: Sequence[str] = ()) -> None:
         """Restore the state that `tensors`, `numbers` and `untouched` returned.
-
-        Raises:
-            CheckpointError: a state for other parameters than this model's.
-        """
+        Raises `CheckpointError` for the state of other parameters than this model's."""
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition("/")
@@ -157,10 +156,11 @@ class Optimizer:
             odd = sorted(known ^ set(self.params))
             raise CheckpointError(f"the optimizer's state is of another model: {', '.join(odd[:3]) or 'other groups'}")
         kinds = {kind for values in by_name.values() for kind in values}
-        keeps = {n: _AVERAGED if self.averages else _MUON if n in self.matrices else _ADAMW for n in by_name}
+        keeps = {name: self._kept(name) for name in by_name}
         if kinds != set[str]().union(*keeps.values()):
             raise CheckpointError(f"the state belongs to another optimizer: it has {', '.join(sorted(kinds))}")
-        if lacking := sorted(f"{k}/{n}" for n, values in by_name.items() for k in keeps[n] - values.keys()):
+        lacking = sorted(f"{k}/{n}" for n, values in by_name.items() for k in keeps[n] - values.keys())
+        if lacking:
             raise CheckpointError(f"the optimizer's state lacks {', '.join(lacking[:3])}")
         for name, values in by_name.items():
             p = self.params[name]

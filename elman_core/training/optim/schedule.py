@@ -29,11 +29,7 @@ class Schedule:
     decay: float = 0.2
 
     def factor(self, step: int, fraction: float | None = None) -> float:
-        """The factor of the peak learning rate in step `step` (from 0).
-
-        Args:
-            fraction: of the time budget used so far, where time ends the run.
-        """
+        """The factor of the peak learning rate in step `step` (from 0). `fraction`: of the time, where time ends the run."""
         share = 0.0 if self.horizon is not None else (fraction or 0.0) / WARM
         if step < self.warmup and share < 1:
             return max((step + 1) / self.warmup, share)

@@ -57,7 +57,8 @@ class ScheduleFree(AdamWScheduleFree):
                     continue
                 state = self.state[p]
                 if not state:
-                    state["z"], state["exp_avg_sq"] = p.clone(), torch.zeros_like(p)
+                    state["z"] = p.clone()
+                    state["exp_avg_sq"] = torch.zeros_like(p)
                 update(p, p.grad, state["exp_avg_sq"], state["z"], own, failed, *numbers)
 
     def _count(self, failed: Tensor) -> Tensor:
@@ -65,7 +66,8 @@ class ScheduleFree(AdamWScheduleFree):
         k, lr, lr_max, total = self.counts
         of_all = self.param_groups[0]
         (beta1, beta2), power = of_all["betas"], of_all["weight_lr_power"]
-        k, lr_max = k + 1, torch.maximum(lr, lr_max)
+        k = k + 1
+        lr_max = torch.maximum(lr, lr_max)
         weight = lr_max**power
         total = total + weight
         share = torch.where(total > 0, weight / total, 0.0)

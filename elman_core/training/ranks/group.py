@@ -52,10 +52,7 @@ class Ranks:
 
     def together(self, run: Callable[[], T]) -> T:
         """The result of `run` on this rank, once it has succeeded on every rank.
-
-        Raises:
-            ElmanError: it failed on a rank; every rank raises the error of the first that failed.
-        """
+        If it failed on a rank, every rank raises the error of the first that failed."""
         result, error = self._attempt(run)
         self.settle(error)
         return result  # type: ignore[return-value]
@@ -154,9 +151,9 @@ class Ranks:
         speaks = True
         try:
             until = time.monotonic() + READING
-            while not (noted := self.store.check([NOTE])) and time.monotonic() < until:
+            while not self.store.check([NOTE]) and time.monotonic() < until:
                 time.sleep(0.1)
-            if noted:
+            if self.store.check([NOTE]):
                 note = json.loads(self.store.get(NOTE))
                 cause = _rebuilt(note["words"], f"rank {note['rank']}: ")
             speaks = self.store.add(SAID, 1) == 1  # the first rank that asks prints it
@@ -177,16 +174,14 @@ _SIGNS = (
 
 def timeout() -> datetime.timedelta:
     """Return the time limit of ranks that wait for each other: `ELMAN_RANK_TIMEOUT` seconds, 600 by default.
-
-    Raises:
-        ConfigError: not a number above 0.
-    """
+    Raises `ConfigError` if that is not a number above 0."""
     text = os.environ.get("ELMAN_RANK_TIMEOUT", "600")
     try:
-        if (limit := datetime.timedelta(seconds=float(text))) > datetime.timedelta():
-            return limit
+        limit = datetime.timedelta(seconds=float(text))
     except (ValueError, OverflowError):
-        pass
+        limit = datetime.timedelta()
+    if limit > datetime.timedelta():
+        return limit
     raise ConfigError(f"ELMAN_RANK_TIMEOUT must be a number of seconds above 0, not {text!r}")
 
 
@@ -194,13 +189,8 @@ _joined: Ranks | None = None
 
 
 def join() -> Ranks:
-    """This process among those that the launcher started; the first call connects them.
-
-    Tensors on GPUs travel by NCCL, everything else by gloo.
-
-    Raises:
-        ConfigError: the launcher's variables are wrong. RankError: not all ranks came in time.
-    """
+    """This process among those that the launcher started; the first call connects them. Tensors on GPUs travel by NCCL,
+    everything else by gloo. Raises as `place`, and `RankError` if not all ranks came in time."""
     global _joined
     if not several():
         return Ranks()
@@ -223,11 +213,8 @@ def join() -> Ranks:
 
 
 def leave(well: bool = True, code: int = 0) -> None:
-    """Disconnect from the other ranks; after a failure without waiting for any of them.
-
-    Args:
-        code: exit code of the process if a library does not finish disconnecting.
-    """
+    """Disconnect from the other ranks; after a failure without waiting for any of them. `code`: of the process, if a library
+    does not finish disconnecting."""
     global _joined
     if _joined is None or not dist.is_initialized():
         return

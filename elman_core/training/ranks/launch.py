@@ -27,10 +27,7 @@ def hush() -> None:
 
 def place() -> tuple[int, int, int]:
     """Rank, number of ranks, and rank on this machine; (0, 1, 0) without a launcher.
-
-    Raises:
-        ConfigError: the launcher's variables are not numbers, or contradict each other.
-    """
+    Raises `ConfigError` if the launcher's variables are not numbers, or contradict each other."""
     values = [
         os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
     ]
@@ -44,11 +41,8 @@ def place() -> tuple[int, int, int]:
 
 
 def reached(phase: str) -> dict[str, float]:
-    """Record that this process reached `phase`; if `ELMAN_PHASES` is set, every rank logs it.
-
-    Returns:
-        Seconds from the start of the process to each phase reached so far.
-    """
+    """Record that this process reached `phase`; if `ELMAN_PHASES` is set, every rank logs it. Returns the seconds from the
+    start of the process to each phase reached so far."""
     seconds = round(time.time() - psutil.Process().create_time(), 2)
     _reached[phase] = seconds
     if os.environ.get("ELMAN_PHASES"):

@@ -55,11 +55,7 @@ class _Unfailing:
 
 
 class Display:
-    """The output of one run.
-
-    Args:
-        log: called with every line, such as `RunFolder.log`. console: shows the lines. quiet: show nothing.
-    """
+    """The output of one run. `log` is called with every line; `quiet` shows none."""
 
     def __init__(self, log: Callable[[str], None], console: Console | None = None, quiet: bool = False) -> None:
         self.log = log
@@ -134,14 +130,12 @@ class Display:
             bar.update(self.task, visible=True)
 
     def evaluation(self, result: Mapping[str, float]) -> None:
-        """Report a held-out evaluation."""
         self.say(
             f"held out at step {result['step']}: {result['bits_per_byte']:.4f} bits per byte "
             f"(loss {result['loss']:.4f}, {result['bytes']:,} bytes)"
         )
 
     def saved(self, path: Path) -> None:
-        """Log that a checkpoint is on disk."""
         self.log(f"saved {path}")
 
     def end(self, run: Path, step: int, status: str, result: Mapping[str, Any], model: Path | None) -> None:
@@ -159,11 +153,13 @@ def backends(model: Any) -> list[str]:
 
     Layers without a recurrence are left out: `layers 0, 2, 4 Attention: sdpa`.
     """
-    mixers = [(i, block.mixer) for i, block in enumerate(model.model.layers)]
-    each = [(f"{type(mixer).__name__}: {ran}", i) for i, mixer in mixers if (ran := mixer.backend())]
-    return [
-        f"{layers_in_words([i for _, i in same])} {name}" for name, same in itertools.groupby(each, key=lambda e: e[0])
-    ]
+    named: list[tuple[str, int]] = []
+    for i, block in enumerate(model.model.layers):
+        backend = block.mixer.backend()
+        if backend:
+            named.append((f"{type(block.mixer).__name__}: {backend}", i))
+    runs = itertools.groupby(named, key=lambda pair: pair[0])
+    return [f"{layers_in_words([i for _, i in run])} {name}" for name, run in runs]
 
 
 def layers_in_words(numbers: Sequence[int]) -> str:
@@ -180,7 +176,8 @@ def layers_in_words(numbers: Sequence[int]) -> str:
 
 
 def _figures(metrics: Mapping[str, float], short: bool = False) -> str:
-    loss, bits = (f"{metrics[n]:.{digits}f}" if n in metrics else "–" for n, digits in zip(LOSSES, (4, 3), strict=True))
+    loss = f"{metrics['loss']:.4f}" if "loss" in metrics else "–"
+    bits = f"{metrics['bits_per_byte']:.3f}" if "bits_per_byte" in metrics else "–"
     figures = f"{bits} bpb  {metrics['tok_s']:,.0f} tok/s"
     return figures if short else f"loss {loss}  {figures}  {metrics['memory'] / 2**30:.2f} GiB"
 

@@ -16,7 +16,6 @@ import elman_core
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """The machine and device of a run."""
     facts: dict[str, Any] = {
         "host": platform.node(),
         "system": platform.platform(),

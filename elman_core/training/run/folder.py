@@ -40,11 +40,7 @@ LOCK = ".lock"
 
 
 class RunFolder:
-    """The files of one run, held by one process at a time.
-
-    Attributes:
-        path: the folder. manifest: what manifest.json says; change it with `update`.
-    """
+    """The files of one run, held by one process at a time. `manifest` is what manifest.json says; `update` changes both."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
@@ -54,10 +50,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path | None, name: str) -> RunFolder:
         """A new folder: `path`, or `runs/<name>-<time>`. The remains of a run that was killed before its manifest are replaced.
-
-        Raises:
-            ConfigError: `path` exists and is not empty, or a recipe cannot name it. StorageError: it cannot be created.
-        """
+        Raises `ConfigError` if `path` is not empty, or a recipe cannot name it, `StorageError` if it cannot be created."""
         if path is not None:
             require_text(path)
             if path.exists() and not (path.is_dir() and _not_begun(path)):
@@ -69,7 +62,8 @@ class RunFolder:
             return cls(path, {})
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         for attempt in range(100):
-            path = Path("runs") / f"{name}-{now}{f'-{attempt}' if attempt else ''}"
+            suffix = f"-{attempt}" if attempt else ""
+            path = Path("runs") / f"{name}-{now}{suffix}"
             with storage_errors(f"cannot make {path}"):
                 try:
                     path.mkdir(parents=True)
@@ -80,11 +74,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run to resume.
-
-        Raises:
-            CheckpointError: not a run, or its manifest was edited. ConfigError: a process is training in it.
-        """
+        """The folder of a run to resume. Raises as `manifest_to_resume`, and `ConfigError` if a process is training in it."""
         return cls(path, manifest_to_resume(path))
 
     @property
@@ -146,7 +136,6 @@ class RunFolder:
         self._metrics = appending(path)
 
     def log(self, text: str) -> None:
-        """Append lines to console.log."""
         with storage_errors(f"cannot write {self.path / CONSOLE}"):
             self._console.write(text + "\n")
             self._console.flush()
@@ -157,7 +146,6 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     def close(self) -> None:
-        """Release the folder."""
         for opened in (self._metrics, self._console):
             with contextlib.suppress(OSError):  # a full disk was reported when the lines were written
                 opened.close()
@@ -203,19 +191,26 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _changed(path: Path, manifest: Mapping[str, Any]) -> str:
     """Return the first setting that differs between a manifest and the last checkpoint, with what to do; "" if none does."""
-    for last in sorted((path / CHECKPOINTS).glob("step-*/state/trainer.json"))[-1:]:
-        with contextlib.suppress(OSError, CheckpointError, KeyError, AttributeError, TypeError):
-            stored, current = (
-                {f"{table}.{k}": v for table, values in tree["settings"].items() for k, v in values.items()}
-                for tree in (read_json(last), manifest)
-            )
-            chosen = {key for entry in manifest["resumed"] for key in entry.get("set", ())}
-            mine = stored.keys() - chosen - {*RESUMABLE, "data.path", "train.steps", "train.minutes"}
-            for key in sorted(key for key in mine if key in current and current[key] != stored[key]):
+    checkpoints = sorted((path / CHECKPOINTS).glob("step-*/state/trainer.json"))
+    if not checkpoints:
+        return ""
+    last = checkpoints[-1]
+    with contextlib.suppress(OSError, CheckpointError, KeyError, AttributeError, TypeError):
+        stored, current = _by_key(read_json(last)), _by_key(manifest)
+        chosen = {key for entry in manifest["resumed"] for key in entry.get("set", ())}
+        kept = stored.keys() - chosen - {*RESUMABLE, "data.path", "train.steps", "train.minutes"}
+        for key in sorted(kept & current.keys()):
+            if current[key] != stored[key]:
                 where = f"{key} is {current[key]!r} in {MANIFEST} and {stored[key]!r} in {last.parents[1].name}"
                 purpose = f", then elman resume {shlex.quote(str(path))} --set {key}=…" if key in RETUNABLE else ""
                 return f"{where}; put {stored[key]!r} back{purpose}"
     return ""
+
+
+def _by_key(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Its settings as `{"table.name": value}`."""
+    settings = manifest["settings"]
+    return {f"{table}.{name}": value for table, values in settings.items() for name, value in values.items()}
 
 
 # What resuming needs. These are written together, so a manifest that lacks one is another program's or was edited.
@@ -247,8 +242,11 @@ def _read_lines(path: Path, run: str) -> tuple[list[dict[str, Any]], int]:
     last line that a kill cut short."""
     lines = list(read_lines(path, run))
     good = [line for line in lines if line is not None]
-    once = {(x["step"], x["kind"] if x["kind"] in ("step", "evaluation") else n): x for n, x in enumerate(good)}
-    misplaced = sum(a["step"] > b["step"] for a, b in itertools.pairwise(good))
+    once: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(good):
+        is_single = line["kind"] in ("step", "evaluation")  # a step has at most one of these
+        once[line["step"], line["kind"] if is_single else number] = line
+    misplaced = sum(line["step"] > after["step"] for line, after in itertools.pairwise(good))
     return sorted(once.values(), key=lambda line: line["step"]), len(lines) - len(once) + misplaced
 
 

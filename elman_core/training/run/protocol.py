@@ -17,12 +17,10 @@ def protocol(settings: Settings, fingerprint: Mapping[str, Any], eval_window: in
 
     The learning rate is tuned for each model, so it is left out; so are the seed, the model itself (but not whether it began
     with trained weights), and settings that change only memory or how often something is written. Other settings in
-    `train.tuned` are left out too, but named.
-
-    Args:
-        settings: resolved. fingerprint: of the data. eval_window: bytes scored in an evaluation window.
+    `train.tuned` are left out too, but named. `eval_window`: bytes scored in an evaluation window.
     """
-    data, train = settings.data, _without_tuned(settings.train)
+    data = settings.data
+    train = _without_tuned(settings.train)
     tuned = {"tuned": sorted(settings.train.tuned)} if settings.train.tuned else {}
     init: dict[str, Any] = {"init": settings.model.init_optimizer} if settings.model.init else {}
     return {
@@ -59,12 +57,8 @@ def protocol_hash(protocol: Mapping[str, Any]) -> str:
 def card_rows(
     settings: Settings, fingerprint: Mapping[str, Any], step: int, seen: int, evaluation: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """Rows for the model card of a checkpoint: the data, how much of it was read and how, bits per byte held out.
-
-    Args:
-        fingerprint: of the data: `size` in bytes and `blake2b`. step, seen: optimizer steps and bytes so far.
-        evaluation: the latest: `step`, `bits_per_byte` and `bytes`; None if there was none.
-    """
+    """Rows for the model card of a checkpoint: the data, how much of it was read and how, bits per byte held out. `step` and
+    `seen`: optimizer steps and bytes so far; `evaluation`: the latest, if there was one."""
     train, data = settings.train, settings.data.path
     values = [data] if isinstance(data, str) else data
     rows = {
@@ -74,7 +68,8 @@ def card_rows(
         "optimizer": f"{train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule, {train.precision}",
     }
     if place := settings.model.init:
-        path, kept = Path(place), "kept" if settings.model.init_optimizer == "keep" else "dropped"
+        path = Path(place)
+        kept = "kept" if settings.model.init_optimizer == "keep" else "dropped"
         model = path.parents[1] if path.parent.name == "checkpoints" else path
         rows["begun with"] = f"{model.name if path.is_absolute() else place}, its optimizer's state {kept}"
     if evaluation is not None:
