@@ -317,7 +317,9 @@ def _run_case(spec: KernelSpec, target: str, case: Case, report: Report, known: 
     wrong = [n for n, row in rows.items() if not row.passed and torch.isfinite(first[n]).all()]
     moved, norms, shifts = dict.fromkeys(truth, torch.zeros((), device=device)), *torch.zeros(2, 1, len(wrong))
     kink, again = 0.0, run("reference", _wide(inputs), _wide(incoming)) if wrong or not report.cases else truth
-    if any(_size(_shown(again[n].double() - x.double(), visible.get(n))) > FLOAT64_LIMIT * scale for n, x in truth.items()):
+    if any(
+        _size(_shown(again[n].double() - x.double(), visible.get(n))) > FLOAT64_LIMIT * scale for n, x in truth.items()
+    ):
         report.faults.append(f"{case}: the reference differs between two identical calls: it must draw no numbers")
     elif wrong and case.dtype != torch.float64 and spec.differentiable:
         gaps = []
