@@ -147,6 +147,15 @@ def test_heads_of_a_mixer_see_their_own_h():
         TwoHeads(7, WrapperConfig())
 
 
+@pytest.mark.parametrize("index", [4, -1])
+def test_a_bias_of_a_gate_that_is_not_there_is_refused(index):
+    class Beyond(GatesMixer):
+        kernel, start = rnn.lstm_gates, {1: 1.0, index: 2.0}
+
+    with pytest.raises(ConfigError, match=f"^Beyond.start has gate {index}, and lstm has 0 to 3$"):
+        Beyond(8, WrapperConfig())
+
+
 def test_what_cannot_be_is_refused():
     kernel, given = rnn.lstm_gates, inputs(rnn.lstm_gates)
     with pytest.raises(ConfigError, match=r"lstm: c must be a tensor \(2, 3\), not None"):
