@@ -105,6 +105,29 @@ def test_the_slow_part_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert any(kernel.startswith(name) for kernel in checked)
 
 
+def test_check_ends_at_the_first_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_host_compiler()
+    made = DELTANET.kernel("no_cell", tmp_path).spec()
+    header = made.extension("cuda").header
+    header.write_text(header.read_text().replace("return", "retrun", 1))
+    folder = Path(__file__).parents[3] / "plugins/e33"
+    ran: list[Path] = []
+    monkeypatch.setattr(Plugin, "checks", lambda _: ())
+    monkeypatch.setattr("elman_authors.cli.kernel_checks", lambda _: kernel_checks([made, made]))
+    monkeypatch.setattr("elman_authors.cli.tests_of", lambda folder: ran.append(folder) or (0, ""))
+    assert main(["check", str(folder)]) == 2
+    said = capsys.readouterr()
+    wrong = [line for line in said.out.splitlines() if "FAIL" in line]
+    assert len(wrong) == 1
+    assert re.search(r"does not compile: \S*no_cell_cell.h:\d+:\d+: error: .*; to reproduce: ", wrong[0])
+    assert said.err.endswith(
+        f"elman-e33 does not compile, so nothing after that was checked: mend its source, then elman check {folder}\n"
+    )
+    assert ran == []
+
+
 def test_the_core_may_be_spelled_as_any_package(tmp_path: Path) -> None:
     """Names of packages differ neither by case nor by - and _."""
     project = """[project]

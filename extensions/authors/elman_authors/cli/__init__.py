@@ -72,8 +72,13 @@ def check(
         if mine:
             say("its tests name every variant", plugin.untested([variant.name for variant in mine]))
         print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)
-        for each in kernel_checks([spec for variant in mine for spec in variant.kernels]):
-            say(*each)
+        for what, problem in kernel_checks([spec for variant in mine for spec in variant.kernels]):
+            say(what, problem)
+            if problem and "does not compile" in problem:
+                again = f"elman check {shlex.quote(str(folder))}"
+                raise ConfigError(
+                    f"{name} does not compile, so nothing after that was checked: mend its source, then {again}"
+                )
         code, said = tests_of(folder)
         say("its own tests" if code else f"its own tests: {said}", said if code else "")
     else:
