@@ -20,13 +20,15 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
     skeleton: Annotated[
-        Literal["dense", "gates", "elementwise", "matrix", "reference"],
-        typer.Option(help="What runs over time; the limits of each: docs/how-to/variant.md."),
-    ] = "dense",
+        Literal["dense", "gates", "elementwise", "matrix", "reference"] | None,
+        typer.Option(help="What runs over time, by default dense; the limits of each: docs/how-to/variant.md."),
+    ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Where; in a repository of plugins: plugins/.")] = Path(),
 ) -> None:
     """Write a plugin that passes its contract, for you to change."""
-    target, files = render(name, folder, source, skeleton)
+    if source and skeleton:
+        raise ConfigError(f"a copy of {source} has the skeleton of {source}: leave out --skeleton, or --from")
+    target, files = render(name, folder, source, skeleton or "dense")
     print(f"{target}")
     for file in files:
         print(f"  {file}")
