@@ -137,8 +137,8 @@ def show(
     several = {layer.name: layer for layer in layers}
     each = [_facts(layer, width) for layer in several.values()]
     if json:
-        facts = each[0] if len(layers) == 1 else {"name": text, "layers": each}
-        print(dump(facts | sizes | ({"recipe": str(recipe)} if recipe else {})))
+        whole = each[0] if len(layers) == 1 else {"name": text, "layers": each}
+        print(dump(whole | sizes | ({"recipe": str(recipe)} if recipe else {})))
         return
     if recipe is not None:
         print(f"{name}: a recipe, which trains {text}@{width}x{depth}\n  {start}\n  {recipe}\n")

@@ -74,9 +74,9 @@ def check(
         if mine:
             say("its tests name every variant", plugin.untested([variant.name for variant in mine]))
         print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)
-        for what, problem in kernel_checks([spec for variant in mine for spec in variant.kernels]):
-            say(what, problem)
-            if problem and "does not compile" in problem:
+        for what, fault in kernel_checks([spec for variant in mine for spec in variant.kernels]):
+            say(what, fault)
+            if fault and "does not compile" in fault:
                 again = f"elman check {shlex.quote(str(folder))}"
                 raise ConfigError(
                     f"{name} does not compile, so nothing after that was checked: mend its source, then {again}"
