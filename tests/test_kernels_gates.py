@@ -152,7 +152,7 @@ def test_a_bias_of_a_gate_that_is_not_there_is_refused(index):
     class Beyond(GatesMixer):
         kernel, start = rnn.lstm_gates, {1: 1.0, index: 2.0}
 
-    with pytest.raises(ConfigError, match=f"^Beyond.start has gate {index}, and lstm has 0 to 3$"):
+    with pytest.raises(ConfigError, match=f"^Beyond.start has gate {index}: lstm has 0 to 3$"):
         Beyond(8, WrapperConfig())
 
 

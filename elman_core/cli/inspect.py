@@ -20,7 +20,8 @@ from elman_core.registry.plugins import GROUP, entry_points
 from elman_core.registry.variant import is_of, range_text, type_name
 from elman_core.storage import read_json, write_json
 
-from ._text import columns, dump, print, table
+from ._text import columns, dump, print, table, wrapped
+from .train import read_settings
 
 if TYPE_CHECKING:
     from elman_core.registry import Resolved, Variant
@@ -119,9 +120,6 @@ def show(
     from elman_core.nn.layers import resolve_pattern
     from elman_core.size import count
     from elman_core.training.recipes import find_recipe
-
-    from ._text import wrapped
-    from .train import read_settings
 
     recipe, model = find_recipe(name), read_settings(name).model
     start = f"elman train {shlex.quote(name)} --data FILE"

@@ -33,9 +33,8 @@ class ElementwiseForm:
     vectors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wanted = ", ".join(self.kernel.cell.vectors) or "none"
+        wanted, given = (", ".join(names) or "none" for names in (self.kernel.cell.vectors, self.vectors))
         if len(self.vectors) != len(self.kernel.cell.vectors):
-            given = ", ".join(self.vectors) or "none"
             raise ConfigError(f"{self.kernel.name} takes the vectors {wanted}: its form has {given}")
 
     @property

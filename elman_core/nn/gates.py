@@ -35,9 +35,8 @@ class GatesMixer(WrapperMixer):
     def build_cell(self, inner: int) -> None:
         gates = self.kernel.cell.gates
         rows = gates * inner
-        if strange := [gate for gate in self.start if gate not in range(gates)]:
-            name = f"{type(self).__name__}.start"
-            raise ConfigError(f"{name} has gate {strange[0]}, and {self.kernel.name} has 0 to {gates - 1}")
+        if odd := [gate for gate in self.start if gate not in range(gates)]:
+            raise ConfigError(f"{type(self).__name__}.start has gate {odd[0]}: {self.kernel.name} has 0 to {gates - 1}")
         if inner % self.heads:
             raise ConfigError(f"heads={self.heads} does not divide {inner}, the width of the state")
         self.w_x, self.w_h = nn.Linear(inner, rows), nn.Parameter(torch.empty(rows, inner // self.heads))

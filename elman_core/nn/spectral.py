@@ -84,8 +84,7 @@ class SpectralNorm(ComputedWeight):
                 return u, v
             next_u, next_v = self._iterate(full, u, ROUND)
         else:
-            begin = torch.where(self.seen.any(), u, _start_vector(full))
-            next_u, next_v = self._iterate(full, begin, FIRST_ROUND)
+            next_u, next_v = self._iterate(full, torch.where(self.seen.any(), u, _start_vector(full)), FIRST_ROUND)
             if not moving and not self._is_hidden():
                 return next_u, next_v
         checksum = _checksum(weight)
