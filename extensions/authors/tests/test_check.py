@@ -147,3 +147,13 @@ def test_a_variant_whose_contract_is_not_run_is_found(tests: str, tmp_path: Path
     assert Plugin(tmp_path).untested(["e1", "toy"]).endswith('a VariantContract with variant = "toy"')
     (tmp_path / "tests" / "test_toy.py").write_text("VariantContract: 'toy', 'e1'")
     assert Plugin(tmp_path).untested(["e1", "toy"]) == ""
+
+
+def test_the_name_of_a_shipped_recipe_is_a_model_to_build(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path(__file__).parents[3] / "plugins/e88/elman_e88/recipes/hybrid.toml"
+    listed = []
+    for name in ("hybrid", str(recipe)):
+        assert main(["build", name, "--arch", "sm_90", "--dry-run"]) == 0
+        listed.append(capsys.readouterr().out)
+    assert listed[0] == listed[1]
+    assert "lstm_gates_cuda_bfloat16_640" in listed[0]
