@@ -111,7 +111,7 @@ def test_check_ends_at_the_first_kernel_that_does_not_compile(
     need_host_compiler()
     made = DELTANET.kernel("no_cell", tmp_path).spec()
     header = made.extension("cuda").header
-    header.write_text(header.read_text().replace("return", "retrun", 1))
+    header.write_text(header.read_text().replace("return", "re_turn", 1))
     folder = Path(__file__).parents[3] / "plugins/e33"
     ran: list[Path] = []
     monkeypatch.setattr(Plugin, "checks", lambda _: ())
