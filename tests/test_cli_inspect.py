@@ -160,6 +160,10 @@ def test_show_says_what_a_recipe_trains_and_how_to_start_it(capsys: pytest.Captu
     text = run(capsys, "show", str(own), "--set", "e1.use_conv=true")
     assert f"which trains e1+e42@64x2\n  elman train '{own}' --data FILE\n" in text
 
+    own.write_text('[model]\nvariant = ["e1", "e1"]\noptions = [{}, {use_conv = true}]\nnum_hidden_layers = 2\n')
+    plain, windowed = read(capsys, "show", str(own))["layers"]
+    assert plain["layer"] < windowed["layer"]
+
     assert main(["show", "small"]) == 2
     said = capsys.readouterr().err
     assert said.endswith("small is a recipe for any variant: elman train small --data FILE --set model.variant=NAME\n")

@@ -132,7 +132,7 @@ def show(
         depth = -(-depth // len(layers)) * len(layers)
     around = {"mlp_ratio": model.mlp_ratio, "tie_word_embeddings": model.tie_word_embeddings}
     sizes = {"width": width, "depth": depth, "parameters": count(layers, width, depth, **around)}
-    several = {layer.name: layer for layer in layers}
+    several = {(layer.name, str(layer.options)): layer for layer in layers}
     each = [_facts(layer, width) for layer in several.values()]
     if json:
         whole = each[0] if len(layers) == 1 else {"name": text, "layers": each}
@@ -140,9 +140,9 @@ def show(
         return
     if recipe is not None:
         print(f"{name}: a recipe, which trains {text}@{width}x{depth}\n  {start}\n  {recipe}\n")
-    for (label, layer), facts in zip(several.items(), each, strict=True):
+    for layer, facts in zip(several.values(), each, strict=True):
         variant = layer.variant
-        print(f"{label}: {facts['summary']}\n  {facts['package']}")
+        print(f"{layer.name}: {facts['summary']}\n  {facts['package']}")
         print("\nequation")
         print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
         print("\noptions")
