@@ -56,13 +56,6 @@ class Metrics:
         """Optimizer steps before the last one that have no line."""
         return int(self.columns["step"][-1]) - len(self) if len(self) else 0
 
-    def step_at(self, size: int) -> int:
-        """The last step by which at most so many bytes were seen; 0 if that is unknown, or the last of the run."""
-        steps = self.columns["step"]
-        end = bisect.bisect_right(self.columns["bytes_seen"], size)
-        known = 0 < end < len(self) and steps[end] == steps[end - 1] + 1
-        return int(steps[end - 1]) if known else 0
-
     def mean_loss(self, step: int | None = None) -> float | None:
         """Mean loss over the targets of the `WINDOW` steps up to `step` (the last), or of all if there are fewer; None if a
         step is missing, or no target counts."""

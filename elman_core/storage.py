@@ -128,9 +128,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by a file with this text, in one step. Raises `StorageError`."""
+    """Replace `path` by a file with this text, in one step. Raises `StorageError`, also for more than `MOST_READ` bytes."""
+    content = text.encode()
+    if len(content) > MOST_READ:
+        raise StorageError(f"cannot write {path}: {len(content):,} bytes are more than the {MOST_READ:,} that are read")
     with storage_errors(f"cannot write {path}"), replacing(path) as file:
-        file.write(text.encode())
+        file.write(content)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from elman_authors.cli import doctor
 import elman_core
 from elman_core.cli import main
 from elman_core.cli._text import table
+from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import plugins, resolve
 
 
@@ -128,6 +129,44 @@ def test_show_prints_each_variant_of_a_pattern_and_counts_the_whole(capsys: pyte
     counts = [f"  {number:,}\n" for number in (each["e1"]["layer"], each["transformer"]["layer"], facts["parameters"])]
     for wanted in ("h_t = tanh(", "softmax(", *counts):
         assert wanted in text, wanted
+
+
+def built(variant: str, width: int, depth: int, options: Any = None) -> int:
+    """The parameters of a model of this variant."""
+    config = LadderConfig(variant=variant, options=options, hidden_size=width, num_hidden_layers=depth, vocab_size=256)
+    with torch.device("meta"):
+        return LadderForCausalLM(config).num_parameters()
+
+
+def test_show_counts_a_pattern_with_its_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    pattern = "lstm+e88:conv_h5n128v256*6+lstm"
+    assert read(capsys, "show", f"{pattern}@640x8")["parameters"] == built(pattern, 640, 8)
+    facts = read(capsys, "show", "e88+e88:conv_h5n128v256@640x4")
+    assert facts["parameters"] == built("e88+e88:conv_h5n128v256", 640, 4)
+    assert [layer["preset"] for layer in facts["layers"]] == [None, "conv_h5n128v256"]
+
+
+def test_show_says_what_a_recipe_trains_and_how_to_start_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    facts, text = read(capsys, "show", "hybrid"), run(capsys, "show", "hybrid")
+    pattern, options = "lstm+e88:conv_h5n128v256*6+lstm", {"lstm": {"in_proj": False, "out_proj": False}}
+    assert text.startswith(f"hybrid: a recipe, which trains {pattern}@640x8\n  elman train hybrid --data FILE\n")
+    assert facts["recipe"].endswith("recipes/hybrid.toml")
+    assert facts["parameters"] == built(pattern, 640, 8, options)
+    assert text.endswith(f"\n  {facts['parameters']:,}\n")
+    assert [o["value"] for o in facts["layers"][0]["options"] if o["name"] == "in_proj"] == [False]
+
+    own = tmp_path / "my recipe.toml"
+    own.write_text('[model]\nvariant = ["e1", "e42"]\nhidden_size = 64\nnum_hidden_layers = 2\nmlp_ratio = 2.0\n')
+    text = run(capsys, "show", str(own), "--set", "e1.use_conv=true")
+    assert f"which trains e1+e42@64x2\n  elman train '{own}' --data FILE\n" in text
+
+    own.write_text('[model]\nvariant = ["e1", "e1"]\noptions = [{}, {use_conv = true}]\nnum_hidden_layers = 2\n')
+    plain, windowed = read(capsys, "show", str(own))["layers"]
+    assert plain["layer"] < windowed["layer"]
+
+    assert main(["show", "small"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("small is a recipe for any variant: elman train small --data FILE --set model.variant=NAME\n")
 
 
 @pytest.mark.parametrize("name", sorted(plugins().installed))

@@ -165,6 +165,16 @@ def test_the_python_of_a_first_page_runs(page: str, monkeypatch: pytest.MonkeyPa
         exec(block.replace("max_new_tokens=100", "max_new_tokens=8"), {})
 
 
+def test_lines_of_a_decision_fit_the_width_of_the_code() -> None:
+    longer = [
+        f"{page.name}:{number}"
+        for page in (ROOT / "docs/decisions").glob("0*.md")
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 128 and not line.startswith("|")
+    ]
+    assert longer == []
+
+
 def test_every_decision_is_listed() -> None:
     index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs/decisions").glob("0*.md"):

@@ -15,7 +15,7 @@ from elman_core.kernels import ElementwiseKernel
 from elman_core.kernels.gates import native
 from elman_core.kernels.gates.native import rows_of
 from elman_core.kernels.verify import failures
-from elman_core.nn import GatesMixer, WrapperConfig, gate
+from elman_core.nn import ElementwiseForm, GatesMixer, WrapperConfig, gate
 from elman_core.registry import ConfigError, KernelError
 
 rnn = pytest.importorskip("elman_baselines.rnn.op")
@@ -145,6 +145,27 @@ def test_heads_of_a_mixer_see_their_own_h():
     assert (y[..., 4:] != other[..., 4:]).all()
     with pytest.raises(ConfigError, match="heads=2 does not divide 7"):
         TwoHeads(7, WrapperConfig())
+
+
+@pytest.mark.parametrize("index", [4, -1])
+def test_a_bias_of_a_gate_that_is_not_there_is_refused(index):
+    class Beyond(GatesMixer):
+        kernel, start = rnn.lstm_gates, {1: 1.0, index: 2.0}
+
+    with pytest.raises(ConfigError, match=f"^Beyond.start has gate {index}: lstm has 0 to 3$"):
+        Beyond(8, WrapperConfig())
+
+
+def test_a_form_with_another_number_of_vectors_than_its_kernel_is_refused():
+    maps, vectors = dict.fromkeys("ifoz", 0.0), dict.fromkeys(lstm.cell.vectors, 0.0)
+    ElementwiseForm(lstm, maps, vectors)
+    takes = "^made_up_lstm takes the vectors p_i, p_f, p_o, p_z: its form has"
+    with pytest.raises(ConfigError, match=f"{takes} p_i, p_o, p_z$"):
+        ElementwiseForm(lstm, maps, {name: start for name, start in vectors.items() if name != "p_f"})
+    with pytest.raises(ConfigError, match=f"{takes} none$"):
+        ElementwiseForm(lstm, maps)
+    with pytest.raises(ConfigError, match=f"{takes} p_i, p_f, p_o, p_z, p$"):
+        ElementwiseForm(lstm, maps, vectors | {"p": 0.0})
 
 
 def test_what_cannot_be_is_refused():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.func import functional_call, stack_module_state, vmap
 
 from elman_core.nn import CausalConv, LowRank, SpectralNorm, scaled_once
 
@@ -203,6 +204,36 @@ def test_vectors_are_constant_in_forward_mode_too(training):
     leaf = weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(product(leaf), leaf)
     torch.testing.assert_close(along, (gradient * weight.t()).sum())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+def test_models_side_by_side_under_vmap_compute_what_each_computes_alone(started, training):
+    modules, x = [Scaled().double().train() for _ in range(3)], torch.randn(3, 2, 32, dtype=torch.float64)
+    if started:
+        for module in modules:
+            module(x[0])
+            step_(module)
+    for module in modules:
+        module.train(training)
+    parameters, buffers = stack_module_state(modules)
+    one = copy.deepcopy(modules[0])
+    made = vmap(lambda p, b, x: functional_call(one, (p, b), (x,)))(parameters, buffers, x)
+    wanted = torch.stack([module(rows) for module, rows in zip(modules, x, strict=True)])
+    close = {"rtol": 5e-3, "atol": 5e-3} if started and training else {}  # 15 iterations instead of three
+    torch.testing.assert_close(made, wanted, **close)
+    assert buffers["spectral.seen"].any().item() == (started or training)
+    assert [*map(bool, modules[0].spectral.seen)] == [*map(bool, buffers["spectral.seen"][0])]
+
+
+def test_vectors_of_another_model_do_not_count_as_its_own():
+    module, x = Scaled().train(), torch.randn(2, 32)
+    wanted = copy.deepcopy(module).eval()(x)
+    others = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    functional_call(module, others, (x,))
+    assert others["spectral.seen"].any()
+    assert not module.spectral.seen.any()
+    assert torch.equal(module.eval()(x), wanted)
 
 
 def test_taps_of_a_convolution_are_cast_once_in_a_generation():

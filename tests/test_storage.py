@@ -18,9 +18,11 @@ from elman_core.model.checkpoint import newest_good
 from elman_core.registry import CheckpointError, StorageError
 from elman_core.storage import (
     check_folder,
+    read_json,
     remove_folder,
     remove_leftovers,
     write_folder,
+    write_json,
     write_text,
 )
 
@@ -71,6 +73,17 @@ def test_a_text_is_replaced_in_one_step(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="Input/output error"):
         write_text(path, "new")
     assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_a_file_too_long_to_be_read_is_not_written(tmp_path, monkeypatch):
+    path = tmp_path / "f.json"
+    write_json(path, {"old": 1})
+    monkeypatch.setattr(storage, "MOST_READ", 100)
+    with pytest.raises(StorageError, match=r"f.json: [12]\d\d bytes are more than the 100 that are read$"):
+        write_json(path, {"new": "x" * 100})
+    monkeypatch.undo()
+    assert read_json(path) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
 
 

@@ -25,6 +25,7 @@ from train_helpers import (
     write_text,
 )
 
+from elman_core.model import LadderConfig, LadderForCausalLM
 from elman_core.registry import ConfigError
 from elman_core.storage import check_folder
 from elman_core.training import rank_signals
@@ -529,7 +530,10 @@ def test_a_mistake_is_one_line_of_one_rank_and_exit_2(ranks, sets, said, launch,
 def test_a_parameter_without_a_gradient_is_one_line_that_says_what_helps(launch, text, tmp_path):
     sets = "model.variant=e23", "train.chunk_size=1", "train.steps=3"
     ended = launch.expect([2, 2], train_words(text, tmp_path / "run", *sets))
-    assert "a parameter got no gradient: use train.parallel=fsdp" in "".join(ended.err)
+    model = LadderForCausalLM(LadderConfig(variant="e23", hidden_size=16, num_hidden_layers=2))
+    model(torch.zeros(1, 1, dtype=torch.int64)).logits.sum().backward()
+    idle = [name for name, p in model.named_parameters() if p.grad is None]
+    assert f"{idle[0]} got no gradient: use train.parallel=fsdp" in "".join(ended.err)
     assert "".join(ended.err).count("\n") == ONE_LINE
     launch.expect([0, 0], train_words(text, tmp_path / "sharded", *sets, "train.parallel=fsdp"))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.cuda._utils import _get_device_index as strict
 
+from elman_core.cli.train import read_settings
 from elman_core.registry import ConfigError
 from elman_core.training.precision import pick_device
 from elman_core.training.settings import (
@@ -108,6 +109,12 @@ def test_applying_sets_leaves_the_tree_it_got_alone():
 
 def resolved(*sets, device="cpu", bf16=False):
     return resolve(from_dict(apply_sets({}, sets)), device, bf16).train
+
+
+@pytest.mark.parametrize("documents", ["keep", "pack"])
+def test_tokens_are_places_of_rows_whether_they_are_filled_or_not(documents):
+    sets = ["train.batch_size=4", "train.chunk_size=64", f"data.documents={documents}"]
+    assert read_settings("e42", "FILE", tokens=20_000, sets=sets).train.steps == 79
 
 
 def test_what_is_left_open_is_decided():

@@ -1,15 +1,13 @@
-"""Tables and JSON for the terminal: plain columns that survive a pipe. And names of new folders."""
+"""Tables and JSON for the terminal: plain columns that survive a pipe."""
 
 from __future__ import annotations
 
 import builtins
-import itertools
 import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from elman_core.registry.errors import printable
@@ -62,13 +60,3 @@ def columns() -> int | None:
 def dump(value: Any) -> str:
     """JSON for `--json`, in ASCII, which every terminal and pipe takes; what is not JSON is written as text."""
     return json.dumps(value, indent=2, default=str)
-
-
-def free_folder(name: str) -> Path:
-    """`runs/NAME`, or with the first number that is free."""
-    path = Path("runs") / name
-    for number in itertools.count(2):
-        if not path.exists():
-            break
-        path = Path("runs") / f"{name}-{number}"
-    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import typing
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import elman_core
-from elman_core.registry import ElmanError, how_to_install, parse_size, plugins
+from elman_core.registry import ConfigError, ElmanError, how_to_install, plugins
 from elman_core.registry.checks import is_missing, one_line
 from elman_core.registry.plugins import GROUP, entry_points
 from elman_core.registry.variant import is_of, range_text, type_name
 from elman_core.storage import read_json, write_json
 
-from ._text import columns, dump, print, table
+from ._text import columns, dump, print, table, wrapped
+from .train import read_settings
 
 if TYPE_CHECKING:
     from elman_core.registry import Resolved, Variant
@@ -112,7 +114,7 @@ def _loaded() -> list[dict[str, Any]]:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH], or a pattern such as a*3+b")],
+    name: Annotated[str, typer.Argument(help="NAME[:PRESET][@WIDTHxDEPTH], a pattern such as a*3+b, or a recipe")],
     sets: Sets = None,
     presets: Annotated[bool, typer.Option("--presets", help="List presets and other names, too.")] = False,
     json: Json = False,
@@ -120,21 +122,30 @@ def show(
     """Show a variant. Its equation, options with ranges, parameters and published figures; of a pattern, each variant in it."""
     from elman_core.nn.layers import resolve_pattern
     from elman_core.size import count
+    from elman_core.training.recipes import find_recipe
 
-    from ._text import wrapped
-
-    text, width, depth = parse_size(name)
-    layers = resolve_pattern(text, variant_options(sets))
-    width, depth = width or 512, depth or -(-6 // len(layers)) * len(layers)
-    sizes = {"width": width, "depth": depth, "parameters": count(layers, width, depth)}
-    several = {layer.name: layer for layer in layers}
+    recipe, model = find_recipe(name), read_settings(name).model
+    start = f"elman train {shlex.quote(name)} --data FILE"
+    if recipe is not None and not model.variant:
+        raise ConfigError(f"{name} is a recipe for any variant: {start} --set model.variant=NAME")
+    text = model.variant if isinstance(model.variant, str) else "+".join(map(str, model.variant))
+    layers = resolve_pattern(text, variant_options(sets, model.options))
+    width, depth = model.hidden_size, model.num_hidden_layers
+    if recipe is None and "@" not in name:
+        depth = -(-depth // len(layers)) * len(layers)
+    around = {"mlp_ratio": model.mlp_ratio, "tie_word_embeddings": model.tie_word_embeddings}
+    sizes = {"width": width, "depth": depth, "parameters": count(layers, width, depth, **around)}
+    several = {(layer.name, str(layer.options)): layer for layer in layers}
     each = [_facts(layer, width) for layer in several.values()]
     if json:
-        print(dump(each[0] | sizes if len(layers) == 1 else {"name": text, **sizes, "layers": each}))
+        whole = each[0] if len(layers) == 1 else {"name": text, "layers": each}
+        print(dump(whole | sizes | ({"recipe": str(recipe)} if recipe else {})))
         return
-    for (label, layer), facts in zip(several.items(), each, strict=True):
+    if recipe is not None:
+        print(f"{name}: a recipe, which trains {text}@{width}x{depth}\n  {start}\n  {recipe}\n")
+    for layer, facts in zip(several.values(), each, strict=True):
         variant = layer.variant
-        print(f"{label}: {facts['summary']}\n  {facts['package']}")
+        print(f"{layer.name}: {facts['summary']}\n  {facts['package']}")
         print("\nequation")
         print("\n".join(wrapped(f"  {line.strip()}", columns()) for line in facts["equation"].splitlines()))
         print("\noptions")
@@ -205,10 +216,10 @@ def _facts(resolved: Resolved, width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def variant_options(sets: list[str] | None) -> dict[str, Any]:
-    """Options from `--set expansion=2` or, as in a recipe, `--set model.options.expansion=2`."""
+def variant_options(sets: list[str] | None, given: Any = None) -> Any:
+    """Options from `--set expansion=2` or, as in a recipe, `--set model.options.expansion=2`, and behind them those `given`."""
     from elman_core.training.settings import apply_sets
 
     prefix = "model.options."
-    tree = apply_sets({}, [text if text.startswith(prefix) else prefix + text for text in sets or ()])
-    return dict(tree.get("model", {}).get("options", {}))
+    named = [text if text.startswith(prefix) else prefix + text for text in sets or ()]
+    return apply_sets({"model": {"options": given or {}}}, named)["model"]["options"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from elman_core.kernels import ElementwiseKernel
-from elman_core.registry import State, StateSpec
+from elman_core.registry import ConfigError, State, StateSpec
 
 from .computed import Wide
 from .init import xavier_uniform_
@@ -31,6 +31,11 @@ class ElementwiseForm:
     kernel: ElementwiseKernel
     maps: Mapping[str, float]
     vectors: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wanted, given = (", ".join(names) or "none" for names in (self.kernel.cell.vectors, self.vectors))
+        if len(self.vectors) != len(self.kernel.cell.vectors):
+            raise ConfigError(f"{self.kernel.name} takes the vectors {wanted}: its form has {given}")
 
     @property
     def biases(self) -> Mapping[str, float]:

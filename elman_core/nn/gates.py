@@ -33,7 +33,10 @@ class GatesMixer(WrapperMixer):
     heads: int = 1
 
     def build_cell(self, inner: int) -> None:
-        rows = self.kernel.cell.gates * inner
+        gates = self.kernel.cell.gates
+        rows = gates * inner
+        if odd := [gate for gate in self.start if gate not in range(gates)]:
+            raise ConfigError(f"{type(self).__name__}.start has gate {odd[0]}: {self.kernel.name} has 0 to {gates - 1}")
         if inner % self.heads:
             raise ConfigError(f"heads={self.heads} does not divide {inner}, the width of the state")
         self.w_x, self.w_h = nn.Linear(inner, rows), nn.Parameter(torch.empty(rows, inner // self.heads))

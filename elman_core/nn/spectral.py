@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .computed import ComputedWeight
 from .functional import compute_dtype, without_autocast
@@ -47,21 +48,21 @@ class SpectralNorm(ComputedWeight):
         self.register_buffer("u", torch.zeros(*several, width))
         self.register_buffer("v", torch.zeros(*several, columns or width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating-point dtype represents exactly
-        self._started = False  # whether `seen` is known not to be zero; spares the host another look
+        self._started: Tensor | None = None  # `seen` that is known not to be zero; spares the host another look
 
     @torch.no_grad()
     def reset(self) -> None:
         """Forget the vectors: the next use of the weight finds new ones. Call it whenever the weight is drawn again."""
         for buffer in (self.u, self.v, self.seen):
             buffer.zero_()
-        self._started = False
+        self._started = None
 
     @torch.no_grad()
     def start(self, weight: Tensor) -> None:
         """Find the vectors of `weight` now and keep them, in evaluation mode too."""
         with without_autocast(weight):
             full = _own(weight, compute_dtype(weight))
-            self._store(*self._first(full), _checksum(weight))
+            self._store(*self._iterate(full, _start_vector(full), FIRST_ROUND), _checksum(weight))
 
     def compute(self, weight: Tensor, trained: bool = True) -> Tensor:  # type: ignore[override]
         """The normalised weight, in the dtype of `weight`; computed in float32 or float64 with autocast off."""
@@ -83,23 +84,29 @@ class SpectralNorm(ComputedWeight):
                 return u, v
             next_u, next_v = self._iterate(full, u, ROUND)
         else:
-            next_u, next_v = self._first(full)
-            if not moving and not torch.compiler.is_compiling():
+            next_u, next_v = self._iterate(full, torch.where(self.seen.any(), u, _start_vector(full)), FIRST_ROUND)
+            if not moving and not self._is_hidden():
                 return next_u, next_v
         checksum = _checksum(weight)
-        # Compiled code cannot look whether there are vectors, and makes no difference between the first round and others.
+        # Where nothing can look whether there are vectors, the first round is like any other.
         same = (checksum == self.seen).all() if moving else self.seen.any()
         u, v = torch.where(same, u, next_u), torch.where(same, v, next_v)
         if moving:
             self._store(u, v, checksum)
         return u, v
 
+    def _is_hidden(self) -> bool:
+        """Whether no values can be looked at: compiled code has none yet, and `vmap` over models has many."""
+        return torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seen)
+
     def _looks_started(self) -> bool:
         if self.seen.is_meta:  # it has no values yet, or they are on a disk: ask again
             return True
-        if not self._started and not torch.compiler.is_compiling():
-            self._started = bool(self.seen.any())
-        return self._started
+        if self._is_hidden():
+            return torch.compiler.is_compiling() and self._started is not None
+        if self._started is not self.seen and self.seen.any():  # `functional_call` puts other buffers in
+            self._started = self.seen
+        return self._started is self.seen
 
     def train(self, mode: bool = True) -> SpectralNorm:
         """As `nn.Module.train`; also checks whether a loaded model has its vectors, before it is compiled."""
@@ -109,10 +116,7 @@ class SpectralNorm(ComputedWeight):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._started = False
-
-    def _first(self, full: Tensor) -> tuple[Tensor, Tensor]:
-        return self._iterate(full, _start_vector(full), FIRST_ROUND)
+        self._started = None
 
     def _iterate(self, full: Tensor, u: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         v = u
@@ -128,7 +132,8 @@ class SpectralNorm(ComputedWeight):
         self.u.copy_(u)
         self.v.copy_(v)
         self.seen.copy_(checksum)
-        self._started = not self.seen.is_meta
+        if torch.compiler.is_compiling() or not self._is_hidden():
+            self._started = None if self.seen.is_meta else self.seen
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.u.shape))}, radius={self.radius}"

@@ -9,6 +9,7 @@ Either way, a rank computes its rows of the batch, and the mean over ranks is th
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -131,7 +132,10 @@ class Replicated(Shared):
         except RuntimeError as error:
             if "finished reduction" not in str(error):
                 raise
-            wrong = ConfigError("a parameter got no gradient: use train.parallel=fsdp, or one process")
+            idle = re.search(r"did not receive grad for rank \d+: (\d+)", str(error))
+            names = [name for name, p in model.named_parameters() if p.requires_grad]
+            name = names[int(idle[1])] if idle else "a parameter"
+            wrong = ConfigError(f"{name} got no gradient: use train.parallel=fsdp, or one process")
             raise everywhere(wrong) from error
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:

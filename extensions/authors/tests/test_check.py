@@ -105,6 +105,29 @@ def test_the_slow_part_is_announced(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert any(kernel.startswith(name) for kernel in checked)
 
 
+def test_check_ends_at_the_first_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_host_compiler()
+    made = DELTANET.kernel("no_cell", tmp_path).spec()
+    header = made.extension("cuda").header
+    header.write_text(header.read_text().replace("return", "re_turn", 1))
+    folder = Path(__file__).parents[3] / "plugins/e33"
+    ran: list[Path] = []
+    monkeypatch.setattr(Plugin, "checks", lambda _: ())
+    monkeypatch.setattr("elman_authors.cli.kernel_checks", lambda _: kernel_checks([made, made]))
+    monkeypatch.setattr("elman_authors.cli.tests_of", lambda folder: ran.append(folder) or (0, ""))
+    assert main(["check", str(folder)]) == 2
+    said = capsys.readouterr()
+    wrong = [line for line in said.out.splitlines() if "FAIL" in line]
+    assert len(wrong) == 1
+    assert re.search(r"does not compile: \S*no_cell_cell.h:\d+:\d+: error: .*; to reproduce: ", wrong[0])
+    assert said.err.endswith(
+        f"elman-e33 does not compile, so nothing after that was checked: mend its source, then elman check {folder}\n"
+    )
+    assert ran == []
+
+
 def test_the_core_may_be_spelled_as_any_package(tmp_path: Path) -> None:
     """Names of packages differ neither by case nor by - and _."""
     project = """[project]
@@ -124,3 +147,13 @@ def test_a_variant_whose_contract_is_not_run_is_found(tests: str, tmp_path: Path
     assert Plugin(tmp_path).untested(["e1", "toy"]).endswith('a VariantContract with variant = "toy"')
     (tmp_path / "tests" / "test_toy.py").write_text("VariantContract: 'toy', 'e1'")
     assert Plugin(tmp_path).untested(["e1", "toy"]) == ""
+
+
+def test_the_name_of_a_shipped_recipe_is_a_model_to_build(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path(__file__).parents[3] / "plugins/e88/elman_e88/recipes/hybrid.toml"
+    listed = []
+    for name in ("hybrid", str(recipe)):
+        assert main(["build", name, "--arch", "sm_90", "--dry-run"]) == 0
+        listed.append(capsys.readouterr().out)
+    assert listed[0] == listed[1]
+    assert "lstm_gates_cuda_bfloat16_640" in listed[0]

@@ -12,6 +12,7 @@ from elman_authors import checks
 from elman_authors.checks import Plugin
 from elman_authors.scaffold import NOT_COPIED, _without, class_name, equations, render
 
+from elman_core.cli import main
 from elman_core.registry import ConfigError, StorageError, get_variant, plugins
 
 ROOT = Path(__file__).parents[3]
@@ -164,6 +165,13 @@ def test_a_new_plugin_in_a_repository_of_plugins_goes_beside_them(tmp_path: Path
 def test_names_that_cannot_be_used_are_refused(name: str, source: str | None, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         render(name, tmp_path, source)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_takes_no_skeleton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "e99", "--skeleton", "gates", "--from", "e42", "--dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said == "elman: a copy of e42 has the skeleton of e42: leave out --skeleton, or --from\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -19,9 +19,10 @@ from test_bench_cli import states
 from test_bench_suite import TINY, Overrides, ids, plan, suite
 from train_helpers import write_text
 
+from elman_core import storage
 from elman_core.cli import main
 from elman_core.metrics import read_metrics
-from elman_core.registry import CheckpointError, ConfigError
+from elman_core.registry import CheckpointError, ConfigError, StorageError
 from elman_core.storage import read_json, write_json
 from elman_core.training.settings import from_dict, read_recipe
 
@@ -316,6 +317,17 @@ def test_a_file_of_results_is_written_again_only_when_a_run_has_ended(tmp_path, 
     for ended in (State("a", "running"), first, first, again, again):
         Record(tmp_path / "kept.json", tmp_path).add([ended])
     assert [len(value["runs"]["a"]["state"]["attempts"]) for value in written] == [1, 2]
+
+
+def test_a_file_of_results_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    write_json(tmp_path / "suite.json", {"jobs": [{"id": id, "settings": {"text": "x" * 2000}} for id in "ab"]})
+    Record(tmp_path / "kept.json", tmp_path).add([State("a", "ok")])
+    monkeypatch.setattr(storage, "MOST_READ", (tmp_path / "suite.json").stat().st_size)
+    with pytest.raises(StorageError) as caught:
+        Record(tmp_path / "kept.json", tmp_path).add([State("b", "ok")])
+    end = f" that are read; no run is lost: the same command without --results goes on in {tmp_path}"
+    assert str(caught.value).endswith(end)
+    assert {*Record(tmp_path / "kept.json", tmp_path).runs} == {"a"}
 
 
 def test_suites_that_write_into_one_file_at_the_same_moment_lose_no_run(tmp_path, monkeypatch):

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from elman_core.extension import ConfigError, DataError
 
-from .inputs import SEPARATOR, Document
+from .inputs import SEPARATOR, Document, Long
 
-Piece = tuple[bytes | str, bool]
+Piece = tuple[bytes | str | Long, bool]
 """A part of a document, and whether its tokens count."""
 
 BATCH = 1000
@@ -46,9 +46,10 @@ class How:
 
 @dataclass
 class Encoded:
-    """A document. `mask`: bool, where its tokens count; None: everywhere. `bytes`: of its text and one for its separator."""
+    """A document. `mask`: bool, where its tokens count; None: everywhere. `bytes`: of its text and one for its separator.
+    A long text has no separator in its tokens."""
 
-    tokens: bytes | memoryview | NDArray[Any]
+    tokens: bytes | memoryview | NDArray[Any] | Long
     bytes: int
     mask: NDArray[np.bool_] | None = None
 
@@ -192,9 +193,11 @@ class Encoder:
     def _bytes(self, pieces: Sequence[Piece]) -> Encoded | None:
         if len(pieces) == 1 and pieces[0][1]:  # most documents: without the lists below a tenth faster
             text = pieces[0][0]
+            if isinstance(text, Long):
+                return Encoded(text, len(text) + 1)
             whole = (text.encode() if isinstance(text, str) else text) + SEPARATOR
             return Encoded(whole, len(whole)) if len(whole) > 1 else None
-        parts = [text.encode() if isinstance(text, str) else text for text, _ in pieces]
+        parts = [text.encode() if isinstance(text, str) else bytes(text) for text, _ in pieces]
         whole = b"".join([*parts, SEPARATOR])
         plain = all(counts for _, counts in pieces)
         mask = None if plain else _mask([len(p) for p in parts], pieces)
@@ -204,7 +207,7 @@ class Encoder:
         flat: list[str] = []
         for text, _ in (piece for pieces in documents for piece in pieces):
             try:
-                flat.append(text if isinstance(text, str) else text.decode())
+                flat.append(text if isinstance(text, str) else bytes(text).decode())
             except UnicodeDecodeError as error:
                 raise DataError(f"{name}: invalid UTF-8 ({error.reason}), which a tokenizer cannot read") from error
         sizes = iter([len(text.encode()) for text in flat])  # first: half a surrogate pair is an error

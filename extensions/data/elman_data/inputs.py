@@ -29,7 +29,39 @@ SEPARATOR = b"\x1e"
 TEXT, LINES, TABLES = (".txt", ".md", ".text"), (".jsonl", ".ndjson"), (".parquet", ".arrow")
 PACKINGS = (".gz", ".zst")
 
-Document = bytes | str | dict[str, Any]
+
+@dataclass(frozen=True)
+class Long:
+    """A text of more than UNIT bytes, which stays in its file: the bytes from `first` to before `end`."""
+
+    name: str
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """The text, 1 MiB at a time. Raises `DataError` if the file has become shorter."""
+        return parts_of(self.name, self.first, len(self))
+
+
+def parts_of(name: str, first: int, size: int) -> Iterator[bytes]:
+    """So many bytes of a file, 1 MiB at a time. Raises `DataError` if it ends before."""
+    with open(open_regular(name), "rb") as file:
+        file.seek(first)
+        while size:
+            part = file.read(min(size, 1 << 20))
+            if not part:
+                raise DataError(f"{name} changed while it was packed: the same command packs it again")
+            size -= len(part)
+            yield part
+
+
+Document = bytes | str | dict[str, Any] | Long
 """A text, or a record of which the encoder takes its part."""
 
 
@@ -168,14 +200,23 @@ def documents(unit: Unit) -> Iterator[Document]:
 def _texts(unit: Unit) -> Iterator[Document]:
     for name in unit.paths:
         with _reading(name), _opened(name) as file:
-            text = file.read(UNIT)
+            text, long = file.read(UNIT), None
             if text.startswith(PACKED_HEADER):
                 raise DataError(f"{name} is a packed file, not a text: train on it, or leave it out")
             while part := file.read(max(UNIT, len(text))):
                 *whole, text = text.split(SEPARATOR)
                 yield from whole
-                text += part
-            yield from text.removesuffix(SEPARATOR).split(SEPARATOR)
+                if len(text) < UNIT or _packed(Path(name)):
+                    text += part
+                    continue
+                first = file.tell() - len(part) - len(text)
+                while SEPARATOR not in part and (more := file.read(UNIT)):
+                    part = more
+                _, mark, text = part.partition(SEPARATOR)
+                long = Long(name, first, file.tell() - len(mark) - len(text))
+                yield long
+            if text or long is None:  # otherwise the last was long
+                yield from text.removesuffix(SEPARATOR).split(SEPARATOR)
 
 
 def _lines(unit: Unit) -> Iterator[Document]:

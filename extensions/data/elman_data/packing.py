@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -50,7 +51,7 @@ from elman_core.extension import (
 )
 
 from .encode import Encoded, Encoder, How
-from .inputs import UNIT, Unit, documents
+from .inputs import SEPARATOR, UNIT, Long, Unit, documents, parts_of
 
 BUCKET, BUCKET_BYTES = 1 << 16, 64 << 20
 """Documents and bytes that are merged at a time, about."""
@@ -272,12 +273,13 @@ def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None
         index[:2] = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2).T
     else:
         index[0] = hash_u64(job.seed, job.number, np.arange(number, number + len(some)))
-    index[2] = [len(one.tokens) for one in some]
+    counts = [one.bytes if isinstance(one.tokens, Long) else len(one.tokens) for one in some]
+    index[2] = counts
     index[3] = [one.bytes for one in some]
     order = _by_key(index, job.unique)
-    parts: dict[str, Iterable[Any]] = {"tokens": (some[i].tokens for i in order)}
+    parts: dict[str, Iterable[Any]] = {"tokens": chain.from_iterable(_parts(some[i].tokens) for i in order)}
     if any(one.mask is not None for one in some):
-        masks = ((some[i].mask, len(some[i].tokens)) for i in order)
+        masks = ((some[i].mask, counts[i]) for i in order)
         parts["mask"] = (b"\1" * count if mask is None else mask for mask, count in masks)
     parts["index"] = [index[:, order].tobytes()]
     for kind, chunks in parts.items():
@@ -286,8 +288,15 @@ def _write_run(job: Job, run: int, some: Sequence[Encoded], number: int) -> None
             file.writelines(chunks)
 
 
+def _parts(tokens: Any) -> Iterable[Any]:
+    """The tokens of a document, in parts if it is long."""
+    return chain(tokens.parts(), [SEPARATOR]) if isinstance(tokens, Long) else (tokens,)
+
+
 def _content(one: Encoded, seed: int) -> bytes:
-    hashed = hashlib.blake2b(bytes(one.tokens), digest_size=16, key=(seed % 2**64).to_bytes(8, "little"))
+    hashed = hashlib.blake2b(digest_size=16, key=(seed % 2**64).to_bytes(8, "little"))
+    for part in _parts(one.tokens):
+        hashed.update(bytes(part))
     if one.mask is not None:
         hashed.update(one.mask.tobytes())
     return hashed.digest()
@@ -313,6 +322,12 @@ class Run:
         rows = self.index[:, self.read : end]
         self.read, self.first, self.count = end, self.first + self.count, int(rows[2].sum())
         return rows
+
+    def parts(self, kind: str, width: int, first: int, count: int) -> Iterator[bytes]:
+        """So many tokens, 1 MiB at a time. first: tokens before them among those that `below` gave last."""
+        if kind == "mask" and not self.masked:
+            return (b"\1" * min(1 << 20, count - i) for i in range(0, count, 1 << 20))
+        return parts_of(f"{self.place}.{kind}", (self.first + first) * width, count * width)
 
 
 def _runs(jobs: Sequence[Job], done: Sequence[dict[str, Any]]) -> list[Run]:
@@ -340,11 +355,9 @@ def _merge(jobs: Sequence[Job], how: How, out: Path, unique: bool, facts: dict[s
         for rows, starts in _in_order(runs, unique):
             lengths = rows[2].astype(np.int64)
             places = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
-            part = _part(runs, "tokens", width)
-            file.writelines(part[a * width : b * width] for a, b in places)
+            file.writelines(_chosen(runs, "tokens", width, places))
             if masked:
-                part = _part(runs, "mask", 1)
-                masks.writelines(part[a:b] for a, b in places)
+                masks.writelines(_chosen(runs, "mask", 1, places))
             ends.write((tokens + lengths.cumsum()).tobytes())
             tokens, kept, size = tokens + int(lengths.sum()), kept + len(lengths), size + int(rows[3].sum())
         file.write(bytes(packed_sections(tokens, how.dtype, kept, masked)[0] - file.tell()))
@@ -384,6 +397,18 @@ def _by_key(rows: NDArray[np.uint64], unique: bool) -> NDArray[np.int64]:
         keys = rows[:2, order]
         order = order[np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))]
     return order
+
+
+def _chosen(runs: Sequence[Run], kind: str, width: int, places: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """What is at these places of all runs' documents that `below` gave last."""
+    if sum(run.count for run in runs) * width <= 4 * BUCKET_BYTES:
+        part = _part(runs, kind, width)
+        yield from (part[a * width : b * width] for a, b in places)
+        return
+    ends = np.cumsum([run.count for run in runs])  # a long document is copied in parts
+    for a, b in places:
+        at = int(np.searchsorted(ends, a, side="right"))
+        yield from runs[at].parts(kind, width, a - int(ends[at]) + runs[at].count, b - a)
 
 
 def _part(runs: Sequence[Run], kind: str, width: int) -> memoryview:

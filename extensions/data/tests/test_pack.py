@@ -274,7 +274,7 @@ def test_a_large_text_is_read_a_part_at_a_time(tmp_path, small_units):
     longer, path = [*TEXTS[:100], "", "long " * 3000, "", *TEXTS[100:]], tmp_path / "a.txt"
     for ends in ("", "\x1e", "\x1e\x1e"):
         path.write_text("\x1e".join(longer) + ends)
-        read = [*documents(Unit("text", (str(path),), 0))]
+        read = [*map(bytes, documents(Unit("text", (str(path),), 0)))]
         assert read == path.read_bytes().removesuffix(b"\x1e").split(b"\x1e")
     path.write_text("\x1e".join(TEXTS * 10))
     tracemalloc.start()
@@ -372,6 +372,45 @@ def test_a_document_larger_than_a_run_and_more_units_than_open_files(tmp_path, s
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert sorted(packed_texts(tmp_path / "out")) == sorted([long, *TEXTS[:100]])
+
+
+def test_a_raw_text_without_an_end_of_a_document_takes_no_memory(tmp_path, small_units, monkeypatch):
+    monkeypatch.setattr(packing, "BUCKET_BYTES", 3000)
+    monkeypatch.setattr("elman_core.storage.MOST_READ", 1 << 20)  # asked for, but not used, when a manifest is read
+    size = 32 << 20
+    whole = np.random.default_rng(0).integers(97, 123, size, dtype=np.uint8)
+    whole.tofile(tmp_path / "a.txt")
+    words = ["data", "pack", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    tracemalloc.start()
+    try:
+        assert main(words) == 0
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < size / 2
+    file = PackedFile(tmp_path / "out")
+    made = file.windows(np.zeros(1, np.int64), file.size)[0]
+    assert (made[:-1] == whole).all()
+    assert (made[-1], [*file.ends()]) == (0x1E, [size + 1])
+
+
+def test_long_texts_between_short_ones_are_packed_as_others_are(tmp_path, small_units, monkeypatch):
+    longer = [f"{i} " + "long " * 700 * i for i in range(1, 5)]
+    (tmp_path / "a.txt").write_text("\x1e".join([*TEXTS[:20], longer[0], longer[1], *TEXTS[20:40], longer[2]]))
+    for name in ("b.txt", "c.txt"):
+        (tmp_path / name).write_text(longer[3] + "\x1e")
+    write_lines(tmp_path / "d.jsonl", [{"prompt": "what? ", "completion": "this"}])
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt", "d.jsonl")]
+    for out, bucket in (("whole", packing.BUCKET_BYTES), ("parts", 100)):
+        monkeypatch.setattr(packing, "BUCKET_BYTES", bucket)
+        assert main(["data", "pack", *inputs, "--drop-duplicates", "--out", str(tmp_path / out)]) == 0
+        file = PackedFile(tmp_path / out)
+        assert sorted(packed_texts(tmp_path / out)) == sorted([*TEXTS[:40], *longer, "what? this"])
+        assert file.manifest["duplicates"] == 1
+        (counts,) = file.counts(np.zeros(1, np.int64), file.size)
+        uncounted = file.windows(np.zeros(1, np.int64), file.size)[0][~counts].tobytes()
+        assert uncounted == b"what? "
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
 def test_a_packing_process_imports_neither_torch_nor_transformers():

@@ -20,13 +20,15 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the variant, in lower case, such as e99.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NAME", help="Copy an installed variant.")] = None,
     skeleton: Annotated[
-        Literal["dense", "gates", "elementwise", "matrix", "reference"],
-        typer.Option(help="What runs over time; the limits of each: docs/how-to/variant.md."),
-    ] = "dense",
+        Literal["dense", "gates", "elementwise", "matrix", "reference"] | None,
+        typer.Option(help="What runs over time, by default dense; the limits of each: docs/how-to/variant.md."),
+    ] = None,
     folder: Annotated[Path, typer.Option("--dir", help="Where; in a repository of plugins: plugins/.")] = Path(),
 ) -> None:
     """Write a plugin that passes its contract, for you to change."""
-    target, files = render(name, folder, source, skeleton)
+    if source and skeleton:
+        raise ConfigError(f"a copy of {source} has the skeleton of {source}: leave out --skeleton, or --from")
+    target, files = render(name, folder, source, skeleton or "dense")
     print(f"{target}")
     for file in files:
         print(f"  {file}")
@@ -72,8 +74,13 @@ def check(
         if mine:
             say("its tests name every variant", plugin.untested([variant.name for variant in mine]))
         print("  ...   kernels on an emulated GPU, then its own tests: minutes", file=sys.stderr, flush=True)
-        for each in kernel_checks([spec for variant in mine for spec in variant.kernels]):
-            say(*each)
+        for what, fault in kernel_checks([spec for variant in mine for spec in variant.kernels]):
+            say(what, fault)
+            if fault and "does not compile" in fault:
+                again = f"elman check {shlex.quote(str(folder))}"
+                raise ConfigError(
+                    f"{name} does not compile, so nothing after that was checked: mend its source, then {again}"
+                )
         code, said = tests_of(folder)
         say("its own tests" if code else f"its own tests: {said}", said if code else "")
     else:

@@ -90,7 +90,14 @@ def build(
 
 
 def _is_model(name: str) -> bool:
-    return "@" in name or name.startswith("pretrained/") or name.endswith(".toml") or Path(name).exists()
+    return "@" in name or name.startswith("pretrained/") or _is_recipe(name) or Path(name).exists()
+
+
+def _is_recipe(name: str) -> bool:
+    """Whether it is a recipe's file, or the name of one that is shipped."""
+    from elman_core.extension import find_recipe
+
+    return name.endswith(".toml") or not (set("/.") & set(name) or find_recipe(name) is None)
 
 
 def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:
@@ -101,7 +108,7 @@ def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str
     from elman_core.extension import asking, build_model, builds, read_settings
 
     with torch.device("meta") as meta:
-        if model.endswith(".toml") or ("@" in model and not Path(model).exists()):
+        if _is_recipe(model) or ("@" in model and not Path(model).exists()):
             ladder = build_model(read_settings(model), meta)
         else:
             ladder = LadderForCausalLM(LadderConfig.from_pretrained(find_checkpoint(model)))

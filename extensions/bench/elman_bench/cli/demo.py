@@ -8,7 +8,9 @@ from pathlib import Path
 import typer
 
 from elman_core import list_variants
-from elman_core.extension import PluginError, free_folder, print, resolve
+from elman_core.extension import PluginError, print, resolve
+
+from ._folders import free_folder
 
 PRESET = "demo"
 PROMPTS = ("import ", "def ", "class ")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from elman_core.extension import dump, free_folder, print, table
+from elman_core.extension import dump, print, table
 
+from ._folders import free_folder
 from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
 
 if TYPE_CHECKING:

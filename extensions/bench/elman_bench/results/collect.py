@@ -6,6 +6,7 @@ Rows that did not end well come last.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from elman_bench.size import TOLERANCE, parse_parameters
-from elman_core.extension import METRICS, WINDOW, ConfigError, progress
+from elman_core.extension import METRICS, WINDOW, ConfigError, Metrics, progress
 
 from .identity import differences, hash_of, label, labels, protocols_of, spelled
 from .rows import Figure, Group, Results, Row, merge_seeds, tuned_of, with_choices
@@ -125,10 +126,18 @@ def _figures(run: Run, tokens: int | None) -> dict[str, float]:
     if tokens and figures.get("bytes_seen") == tokens and "last_100" in figures:
         figures["loss"] = figures["last_100"]
     elif tokens and figures.get("bytes_seen", 0) > tokens:
-        loss = run.metrics.mean_loss(run.metrics.step_at(tokens))
+        loss = run.metrics.mean_loss(_step_at(run.metrics, tokens))
         if loss is not None:
             figures["loss"] = loss
     return figures
+
+
+def _step_at(metrics: Metrics, size: int) -> int:
+    """The last step by which at most so many bytes were seen; 0 if that is unknown, or the last of the run."""
+    steps = metrics.columns["step"]
+    end = bisect.bisect_right(metrics.columns["bytes_seen"], size)
+    known = 0 < end < len(steps) and steps[end] == steps[end - 1] + 1
+    return int(steps[end - 1]) if known else 0
 
 
 def chosen(runs: Sequence[Run]) -> list[Run]:

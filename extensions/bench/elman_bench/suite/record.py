@@ -19,6 +19,7 @@ from elman_bench.results.runs import MANIFEST
 from elman_core.extension import (
     METRICS,
     CheckpointError,
+    StorageError,
     log_line,
     now,
     printable,
@@ -106,7 +107,11 @@ class Record:
             self.file.parent.mkdir(parents=True, exist_ok=True)
         with _alone(self.file.parent):
             self.runs |= self._read() | ended  # another suite may have added some since
-            write_json(self.file, {"format": 1, "runs": self.runs})
+            try:
+                write_json(self.file, {"format": 1, "runs": self.runs})
+            except StorageError as error:
+                how = f"the same command without --results goes on in {self.folder}"
+                raise StorageError(f"{error}; no run is lost: {how}") from error
 
     def _lacks(self, state: State) -> bool:
         """Whether the file has not this end of a run: it is asked of all runs several times a second."""

@@ -38,7 +38,8 @@ def train(
         for unit in units(files):
             for document in documents(unit):
                 for text, _ in encoder.pieces(document, unit.paths[0]):
-                    yield (text.encode(errors="replace") if isinstance(text, str) else text).decode(errors="replace")
+                    content = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
+                    yield content.decode(errors="replace")
 
     found = filter(None, texts())
     if (first := next(found, None)) is None:
