@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -28,7 +29,9 @@ def evals(
         raise ConfigError(f"the harness reads no path with a comma: rename {model}")
     given = "--model_args="
     apart = ([given[:-1], word.removeprefix(given)] if word.startswith(given) else [word] for word in options or ())
-    rest, arguments = [word for words in apart for word in words], f"pretrained={model}"
+    # The harness would read a folder called 123, or true, as a number or a truth value.
+    source = os.path.join(".", model) if os.path.exists(model) else model
+    rest, arguments = [word for words in apart for word in words], f"pretrained={source}"
     if "--model_args" in rest:
         at = rest.index("--model_args")
         arguments = ",".join([arguments, *rest[at + 1 : at + 2]])

@@ -121,6 +121,16 @@ def test_the_models_are_those_of_elman_eval(harness, saved):
         evals(str(saved / "nothing"), [], None, saved / "text")
 
 
+@pytest.mark.parametrize("name", ["123", "true"])
+def test_a_folder_may_be_called_like_a_number(name, harness, saved, monkeypatch):
+    """The harness makes numbers and truth values of what reads as one."""
+    monkeypatch.chdir(saved)
+    tiny("gru", dtype=torch.float32).save_pretrained(name)
+    evals(name, [], None, saved / "text")
+    assert f"pretrained=./{name}" in harness.words
+    assert 0 < harness.result
+
+
 def save_tokens(folder):
     """A model of tokens, and the bits per byte of `TEXT` behind the token that ends documents, from the whole forward."""
     model = tiny("gru", dtype=torch.float32, vocab_size=300)
