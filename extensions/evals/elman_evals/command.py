@@ -63,7 +63,8 @@ def write_task(folder: Path, text: Path) -> None:
     task = {
         "task": TASK,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "document.jsonl")}},
+        # Beside the task, which is removed: in its own cache, datasets would keep a copy of the text for good.
+        "dataset_kwargs": {"data_files": {"test": str(folder / "document.jsonl")}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",

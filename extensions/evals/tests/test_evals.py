@@ -6,11 +6,12 @@ import math
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import elman_evals
 import pytest
 import torch
-from elman_evals.command import evals
+from elman_evals.command import TASK, evals, write_task
 from elman_evals.scoring import document_loglikelihood
 from hf_helpers import KINDS, tiny
 from packed_files import write_tokenizer
@@ -129,6 +130,13 @@ def test_a_folder_may_be_called_like_a_number(name, harness, saved, monkeypatch)
     evals(name, [], None, saved / "text")
     assert f"pretrained=./{name}" in harness.words
     assert 0 < harness.result
+
+
+def test_no_copy_of_the_text_stays_in_the_cache_of_datasets(tmp_path):
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
+    write_task(tmp_path, tmp_path / "text")
+    task = json.loads((tmp_path / f"{TASK}.yaml").read_text(encoding="utf-8"))
+    assert tmp_path in Path(task["dataset_kwargs"]["cache_dir"]).parents
 
 
 def save_tokens(folder):
