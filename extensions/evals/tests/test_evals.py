@@ -46,6 +46,18 @@ def test_the_likelihood_of_a_document_is_that_of_the_whole_forward(variant):
     assert document_loglikelihood(model, [], prefix=30) == 0
 
 
+def test_a_document_is_scored_through_adapters():
+    peft = pytest.importorskip("peft")
+    base, tokens = tiny("gru", dtype=torch.float32), list(TEXT.encode()[:50])
+    plain = document_loglikelihood(base, tokens, prefix=30)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=["in_proj"], init_lora_weights=False)).eval()
+    with torch.no_grad():
+        logits = adapted(torch.tensor([[30, *tokens[:-1]]])).logits[0].log_softmax(-1)
+    expected = logits[torch.arange(50), torch.tensor(tokens)].double().sum().item()
+    assert document_loglikelihood(adapted, tokens, prefix=30, chunk=7) == pytest.approx(expected, rel=1e-6)
+    assert expected != pytest.approx(plain, rel=1e-3)
+
+
 class StandIn:
     """The harness's Hugging Face model, as far as it is used."""
 
