@@ -89,5 +89,7 @@ def _call(arguments: list[str]) -> None:
     sys.argv = ["elman evals", *arguments]
     try:
         cli_evaluate()
+    except SystemExit as left:  # once it has printed what is wrong
+        raise typer.Exit(left.code if isinstance(left.code, int) else int(left.code is not None)) from left
     finally:
         sys.argv = before

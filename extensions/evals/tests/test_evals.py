@@ -11,6 +11,7 @@ from pathlib import Path
 import elman_evals
 import pytest
 import torch
+import typer
 from elman_evals.command import TASK, evals, write_task
 from elman_evals.scoring import document_loglikelihood
 from hf_helpers import KINDS, tiny
@@ -195,6 +196,17 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]'"):
         evals(str(saved), [], "a", None)
+
+
+@pytest.mark.parametrize(("left", "code"), [(2, 2), (0, 0), (None, 0), ("a reason", 1)])
+def test_a_harness_that_refuses_its_options_is_not_a_plugin_that_failed(left, code, harness, saved, monkeypatch):
+    def refuse():
+        raise SystemExit(left)
+
+    monkeypatch.setattr(sys.modules["lm_eval.__main__"], "cli_evaluate", refuse)
+    with pytest.raises(typer.Exit) as raised:
+        evals(str(saved), ["--nonsense"], "a", None)
+    assert raised.value.exit_code == code
 
 
 @pytest.mark.slow
