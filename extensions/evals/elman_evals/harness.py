@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
@@ -44,10 +45,11 @@ class ElmanLM(HFLM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood, in nats, of each document after the separator byte."""
-        results = []
+        results, mixed = [], self.mixed_precision_dtype
         for request in requests:
             (text,) = request.args
             tokens = self.tok_encode(text, add_special_tokens=False)
-            results.append(document_loglikelihood(self.model, tokens, self.prefix_token_id))
+            with torch.autocast(self.device.type, dtype=mixed, enabled=mixed is not None):
+                results.append(document_loglikelihood(self.model, tokens, self.prefix_token_id))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), results[-1])
         return results

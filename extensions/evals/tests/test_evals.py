@@ -62,13 +62,16 @@ def test_a_document_is_scored_through_adapters():
 class StandIn:
     """The harness's Hugging Face model, as far as it is used."""
 
-    def __init__(self, pretrained, max_length=None, **_):
+    device = torch.device("cpu")
+
+    def __init__(self, pretrained, max_length=None, mixed_precision_dtype=None, **_):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.model = AutoModelForCausalLM.from_pretrained(pretrained).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(pretrained)
         self.prefix_token_id = self.tokenizer.bos_token_id or self.tokenizer.eos_token_id
         self._max_length = max_length and int(max_length)
+        self.mixed_precision_dtype = mixed_precision_dtype
         self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
 
     def _detect_batch_size(self, requests, pos):
@@ -142,7 +145,7 @@ def test_a_folder_may_be_called_like_a_number(name, harness, saved, monkeypatch)
     tiny("gru", dtype=torch.float32).save_pretrained(name)
     evals(name, [], None, saved / "text")
     assert f"pretrained=./{name}" in harness.words
-    assert 0 < harness.result
+    assert harness.result > 0
 
 
 def test_no_copy_of_the_text_stays_in_the_cache_of_datasets(tmp_path):
@@ -177,6 +180,18 @@ def test_a_context_is_never_cut_unless_asked(harness, saved):
     assert (whole.max_length > 10**9, cut.max_length) == (True, 64)
     tried = [(m._detect_batch_size([1]), m._detect_batch_size(), m.max_length) for m in (whole, cut)]
     assert tried == [(sys.maxsize, 2048, sys.maxsize), (64, 64, 64)], "no batch of endless rows is tried"
+
+
+def test_a_document_is_scored_in_the_mixed_precision_that_was_asked_for(harness, saved):
+    evals(str(saved), None, None, saved / "text")  # registers the model type
+    request, scores = types.SimpleNamespace(args=(TEXT,)), []
+    for dtype in (None, torch.bfloat16):
+        model = harness.models["elman"](saved, mixed_precision_dtype=dtype)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            expected = document_loglikelihood(model.model, list(TEXT.encode()), prefix=0x1E)
+        scores += model.loglikelihood_rolling([request])
+        assert scores[-1] == expected
+    assert scores[0] != scores[1]
 
 
 def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
