@@ -43,6 +43,12 @@ class ElmanLM(HFLM):
         finally:
             self._max_length = given
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both. The harness counts spaces at the context's end to the continuation: without others, the separator is
+        left, as of an empty context."""
+        before, after = super()._encode_pair(context, continuation)
+        return before or [self.prefix_token_id], after
+
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood, in nats, of each document after the separator byte."""
         results, mixed = [], self.mixed_precision_dtype

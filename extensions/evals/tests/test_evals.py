@@ -77,6 +77,10 @@ class StandIn:
     def _detect_batch_size(self, requests, pos):
         return self.max_length
 
+    def _encode_pair(self, context, continuation):
+        kept = self.tok_encode(context.rstrip(), False)
+        return kept, self.tok_encode(context + continuation, False)[len(kept) :]
+
     def tok_encode(self, text, add_special_tokens):
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -180,6 +184,13 @@ def test_a_context_is_never_cut_unless_asked(harness, saved):
     assert (whole.max_length > 10**9, cut.max_length) == (True, 64)
     tried = [(m._detect_batch_size([1]), m._detect_batch_size(), m.max_length) for m in (whole, cut)]
     assert tried == [(sys.maxsize, 2048, sys.maxsize), (64, 64, 64)], "no batch of endless rows is tried"
+
+
+def test_a_context_of_spaces_alone_is_scored_behind_the_separator(harness, saved):
+    evals(str(saved), None, None, saved / "text")  # registers the model type
+    model = harness.models["elman"](saved)
+    assert model._encode_pair(" \n", "a") == ([0x1E], list(b" \na"))
+    assert model._encode_pair("b ", "a") == (list(b"b"), list(b" a"))
 
 
 def test_a_document_is_scored_in_the_mixed_precision_that_was_asked_for(harness, saved):
