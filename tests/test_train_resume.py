@@ -1,5 +1,6 @@
 """A run that was stopped and resumed is the run that was never stopped: same batches, same bits."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from train_helpers import assert_same_bits, losses, manifest, metrics, settings,
 
 from elman_core.cli import main
 from elman_core.data import ByteFile
-from elman_core.registry import CheckpointError, ConfigError, DataError, StorageError
+from elman_core.registry import CheckpointError, ConfigError, DataError, PluginError, StorageError
 from elman_core.storage import read_json, write_json
 from elman_core.training import evaluate, failures, loop
 from elman_core.training.loop import Trainer
@@ -338,6 +339,23 @@ def test_a_run_with_parameters_that_no_gradient_reaches_is_resumed(
     assert start(asked, tmp_path / "run", quiet=True).fit().step == 3
     assert_same_bits(resume(tmp_path / "run", quiet=True).fit().checkpoint, whole)
     assert (load_file(whole / "model.safetensors")["model.layers.0.mixer.idle"] == 1).all()
+
+
+def test_a_run_whose_plugin_is_gone_or_another_version_says_with_what_it_was_made(
+    text, tmp_path, stop_at, request, caplog
+):
+    toy_mixers.install()
+    request.addfinalizer(toy_mixers.uninstall)
+    stop_at(2)
+    run = start(settings(text, "model.variant='toysum'", "train.steps=4"), tmp_path / "run", quiet=True).fit()
+    toy_mixers.uninstall()
+    with pytest.raises(PluginError, match=r"made with toy-package==1\.2\.3: pip install toy-package"):
+        resume(tmp_path / "run", quiet=True)
+    toy_mixers.install()
+    installed = toy_mixers.plugins().installed
+    installed["toysum"] = dataclasses.replace(installed["toysum"], version="1.3.0")
+    assert resume(tmp_path / "run", quiet=True).fit().step == 4 > run.step
+    assert caplog.text.count("made with toy-package==1.2.3; toy-package==1.3.0 accepts its options") == 1
 
 
 def test_another_beta1_leaves_the_average_of_schedule_free_as_it_is(text, tmp_path):

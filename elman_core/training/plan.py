@@ -140,7 +140,8 @@ def decide(
     # A model that is going to be sharded need not fit on one device.
     source = checkpoint or begin.source_of(settings.model, new=manifest is None)
     vocab_size = text.windows.vocab_size
-    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source, vocab_size)
+    made_with = manifest["made_with"] if manifest and ranks.main else None  # one rank says what has changed
+    model = build_model(settings, torch.device("cpu") if parallel == "fsdp" else device, source, vocab_size, made_with)
     init = manifest.get("init") if manifest else None
     if source and not checkpoint:
         found = begin.facts(model, source, settings.model)
@@ -169,11 +170,16 @@ def decide(
 
 
 def build_model(
-    settings: Settings, device: torch.device, source: str | Path | None = None, vocab_size: int = 256
+    settings: Settings,
+    device: torch.device,
+    source: str | Path | None = None,
+    vocab_size: int = 256,
+    made_with: Mapping[str, str] | None = None,
 ) -> Any:
     """A `LadderForCausalLM` in float32 in training mode: the one of `source`, or a new one for tokens below `vocab_size`, drawn
-    from `train.seed` on the CPU, so that it is the same on every device. Raises `CheckpointError` if `source` cannot be loaded,
-    `ConfigError` or `PluginError` for a variant, option or size that cannot be built."""
+    from `train.seed` on the CPU, so that it is the same on every device. made_with: the packages of a run that is resumed.
+    Raises `CheckpointError` if `source` cannot be loaded, `ConfigError` or `PluginError` for a variant, option or size that
+    cannot be built."""
     chosen = settings.model
     if not chosen.variant and not chosen.init:
         raise ConfigError("no variant to train: name one, or give --set model.variant=NAME or --init MODEL")
@@ -183,6 +189,7 @@ def build_model(
         torch.manual_seed(settings.train.seed)
     else:
         tree = dataclasses.asdict(chosen) | {"options": chosen.options or None, "vocab_size": vocab_size}
+        tree["made_with"] = made_with
         fields = {k: v for k, v in tree.items() if k not in ("init", "init_optimizer")}
         model = LadderForCausalLM(LadderConfig(**fields))
     return model.float().to(device).train()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import re
 import uuid
@@ -29,8 +28,6 @@ from .run.folder import NullRunFolder, RunFolder
 from .run.protocol import protocol_hash
 from .settings import RETUNABLE, Settings, TrainSettings, resumed_settings, with_length
 from .text import Text, open_text
-
-log = logging.getLogger("elman_core")
 
 
 def start(settings: Settings, out: Path | None = None, quiet: bool = False, text: Text | None = None) -> Trainer:
@@ -123,8 +120,6 @@ def resume(
         plan.require_same()
         if not done:
             _require_learning_rate(plan, position.progress)
-        if ranks.main and (plan.model.config.made_with or {}) != manifest["made_with"]:
-            log.warning("elman: this run began with %s", ", ".join(manifest["made_with"].values()))
         trainer = ranks.together(lambda: Trainer(plan, folder, position, quiet))
         cut = settings.data.documents == "reset" and "documents" not in manifest
         _continue(folder, plan, position, ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -28,7 +29,9 @@ def evals(
         raise ConfigError(f"the harness reads no path with a comma: rename {model}")
     given = "--model_args="
     apart = ([given[:-1], word.removeprefix(given)] if word.startswith(given) else [word] for word in options or ())
-    rest, arguments = [word for words in apart for word in words], f"pretrained={model}"
+    # The harness would read a folder called 123, or true, as a number or a truth value.
+    source = os.path.join(".", model) if os.path.exists(model) else model
+    rest, arguments = [word for words in apart for word in words], f"pretrained={source}"
     if "--model_args" in rest:
         at = rest.index("--model_args")
         arguments = ",".join([arguments, *rest[at + 1 : at + 2]])
@@ -60,7 +63,8 @@ def write_task(folder: Path, text: Path) -> None:
     task = {
         "task": TASK,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "document.jsonl")}},
+        # Beside the task, which is removed: in its own cache, datasets would keep a copy of the text for good.
+        "dataset_kwargs": {"data_files": {"test": str(folder / "document.jsonl")}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
@@ -85,5 +89,7 @@ def _call(arguments: list[str]) -> None:
     sys.argv = ["elman evals", *arguments]
     try:
         cli_evaluate()
+    except SystemExit as left:  # once it has printed what is wrong
+        raise typer.Exit(left.code if isinstance(left.code, int) else int(left.code is not None)) from left
     finally:
         sys.argv = before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
@@ -42,12 +43,19 @@ class ElmanLM(HFLM):
         finally:
             self._max_length = given
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokens of both. The harness counts spaces at the context's end to the continuation: without others, the separator is
+        left, as of an empty context."""
+        before, after = super()._encode_pair(context, continuation)
+        return before or [self.prefix_token_id], after
+
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood, in nats, of each document after the separator byte."""
-        results = []
+        results, mixed = [], self.mixed_precision_dtype
         for request in requests:
             (text,) = request.args
             tokens = self.tok_encode(text, add_special_tokens=False)
-            results.append(document_loglikelihood(self.model, tokens, self.prefix_token_id))
+            with torch.autocast(self.device.type, dtype=mixed, enabled=mixed is not None):
+                results.append(document_loglikelihood(self.model, tokens, self.prefix_token_id))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), results[-1])
         return results

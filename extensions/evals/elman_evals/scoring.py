@@ -17,13 +17,14 @@ def document_loglikelihood(model: LadderForCausalLM, tokens: Sequence[int], pref
 
     The state is carried from chunk to chunk, so that a long document is not cut into windows, and memory does not grow.
     """
-    device = model.model.embed_tokens.weight.device
-    text_T = torch.tensor([prefix, *tokens], device=device)
-    cache, total = LadderCache(num_blocks=len(model.model.layers)), 0.0
+    text_T = torch.tensor([prefix, *tokens], device=model.device)
+    cache: LadderCache | None = None
+    total = 0.0
     for first in range(0, len(tokens), chunk):
         width = min(chunk, len(tokens) - first)
         inputs_1T = text_T[None, first : first + width]
         targets_T = text_T[first + 1 : first + width + 1]
-        logits_TV = model(input_ids=inputs_1T, past_key_values=cache, use_cache=True).logits[0].float()
+        output = model(input_ids=inputs_1T, past_key_values=cache, use_cache=True)
+        logits_TV, cache = output.logits[0].float(), output.past_key_values
         total += float(logits_TV.log_softmax(-1).gather(1, targets_T[:, None]).sum(dtype=torch.float64))
     return total

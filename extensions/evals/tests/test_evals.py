@@ -6,11 +6,13 @@ import math
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import elman_evals
 import pytest
 import torch
-from elman_evals.command import evals
+import typer
+from elman_evals.command import TASK, evals, write_task
 from elman_evals.scoring import document_loglikelihood
 from hf_helpers import KINDS, tiny
 from packed_files import write_tokenizer
@@ -45,20 +47,39 @@ def test_the_likelihood_of_a_document_is_that_of_the_whole_forward(variant):
     assert document_loglikelihood(model, [], prefix=30) == 0
 
 
+def test_a_document_is_scored_through_adapters():
+    peft = pytest.importorskip("peft")
+    base, tokens = tiny("gru", dtype=torch.float32), list(TEXT.encode()[:50])
+    plain = document_loglikelihood(base, tokens, prefix=30)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=["in_proj"], init_lora_weights=False)).eval()
+    with torch.no_grad():
+        logits = adapted(torch.tensor([[30, *tokens[:-1]]])).logits[0].log_softmax(-1)
+    expected = logits[torch.arange(50), torch.tensor(tokens)].double().sum().item()
+    assert document_loglikelihood(adapted, tokens, prefix=30, chunk=7) == pytest.approx(expected, rel=1e-6)
+    assert expected != pytest.approx(plain, rel=1e-3)
+
+
 class StandIn:
     """The harness's Hugging Face model, as far as it is used."""
 
-    def __init__(self, pretrained, max_length=None, **_):
+    device = torch.device("cpu")
+
+    def __init__(self, pretrained, max_length=None, mixed_precision_dtype=None, **_):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.model = AutoModelForCausalLM.from_pretrained(pretrained).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(pretrained)
         self.prefix_token_id = self.tokenizer.bos_token_id or self.tokenizer.eos_token_id
         self._max_length = max_length and int(max_length)
+        self.mixed_precision_dtype = mixed_precision_dtype
         self.cache_hook = types.SimpleNamespace(add_partial=lambda *_: None)
 
     def _detect_batch_size(self, requests, pos):
         return self.max_length
+
+    def _encode_pair(self, context, continuation):
+        kept = self.tok_encode(context.rstrip(), False)
+        return kept, self.tok_encode(context + continuation, False)[len(kept) :]
 
     def tok_encode(self, text, add_special_tokens):
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -121,6 +142,23 @@ def test_the_models_are_those_of_elman_eval(harness, saved):
         evals(str(saved / "nothing"), [], None, saved / "text")
 
 
+@pytest.mark.parametrize("name", ["123", "true"])
+def test_a_folder_may_be_called_like_a_number(name, harness, saved, monkeypatch):
+    """The harness makes numbers and truth values of what reads as one."""
+    monkeypatch.chdir(saved)
+    tiny("gru", dtype=torch.float32).save_pretrained(name)
+    evals(name, [], None, saved / "text")
+    assert f"pretrained=./{name}" in harness.words
+    assert harness.result > 0
+
+
+def test_no_copy_of_the_text_stays_in_the_cache_of_datasets(tmp_path):
+    (tmp_path / "text").write_text(TEXT, encoding="utf-8")
+    write_task(tmp_path, tmp_path / "text")
+    task = json.loads((tmp_path / f"{TASK}.yaml").read_text(encoding="utf-8"))
+    assert tmp_path in Path(task["dataset_kwargs"]["cache_dir"]).parents
+
+
 def save_tokens(folder):
     """A model of tokens, and the bits per byte of `TEXT` behind the token that ends documents, from the whole forward."""
     model = tiny("gru", dtype=torch.float32, vocab_size=300)
@@ -148,6 +186,25 @@ def test_a_context_is_never_cut_unless_asked(harness, saved):
     assert tried == [(sys.maxsize, 2048, sys.maxsize), (64, 64, 64)], "no batch of endless rows is tried"
 
 
+def test_a_context_of_spaces_alone_is_scored_behind_the_separator(harness, saved):
+    evals(str(saved), None, None, saved / "text")  # registers the model type
+    model = harness.models["elman"](saved)
+    assert model._encode_pair(" \n", "a") == ([0x1E], list(b" \na"))
+    assert model._encode_pair("b ", "a") == (list(b"b"), list(b" a"))
+
+
+def test_a_document_is_scored_in_the_mixed_precision_that_was_asked_for(harness, saved):
+    evals(str(saved), None, None, saved / "text")  # registers the model type
+    request, scores = types.SimpleNamespace(args=(TEXT,)), []
+    for dtype in (None, torch.bfloat16):
+        model = harness.models["elman"](saved, mixed_precision_dtype=dtype)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            expected = document_loglikelihood(model.model, list(TEXT.encode()), prefix=0x1E)
+        scores += model.loglikelihood_rolling([request])
+        assert scores[-1] == expected
+    assert scores[0] != scores[1]
+
+
 def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     (saved / "latin").write_bytes(b"\xff\xfe not utf-8")
     (saved / "empty").write_bytes(b"\x1e")
@@ -165,6 +222,17 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]'"):
         evals(str(saved), [], "a", None)
+
+
+@pytest.mark.parametrize(("left", "code"), [(2, 2), (0, 0), (None, 0), ("a reason", 1)])
+def test_a_harness_that_refuses_its_options_is_not_a_plugin_that_failed(left, code, harness, saved, monkeypatch):
+    def refuse():
+        raise SystemExit(left)
+
+    monkeypatch.setattr(sys.modules["lm_eval.__main__"], "cli_evaluate", refuse)
+    with pytest.raises(typer.Exit) as raised:
+        evals(str(saved), ["--nonsense"], "a", None)
+    assert raised.value.exit_code == code
 
 
 @pytest.mark.slow
