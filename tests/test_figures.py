@@ -135,7 +135,7 @@ def test_no_table_of_numbers_is_without_a_mark(page: str) -> None:
     assert not re.findall(r"^\|.*\| [\d.,]+ .*\|$", rest, re.MULTILINE)
 
 
-def test_the_picture_is_that_of_the_table() -> None:
-    draw = runpy.run_path(str(ROOT / "docs/picture.py"))["draw"]
-    drawn = draw((ROOT / "README.md").read_text())
-    assert (ROOT / "docs/models.svg").read_text() == drawn, "type: python docs/picture.py"
+@pytest.mark.parametrize(("page", "picture"), [("README.md", "models"), ("docs/scoreboard.md", "tracking")])
+def test_a_picture_is_that_of_its_table(page: str, picture: str) -> None:
+    draw = runpy.run_path(str(ROOT / "docs/picture.py"))[picture]
+    assert (ROOT / f"docs/{picture}.svg").read_text() == draw((ROOT / page).read_text()), "type: python docs/picture.py"
