@@ -1,6 +1,7 @@
 """Spectral normalisation: what it scales to, when its vectors move, and that nothing else moves them."""
 
 import copy
+import pickle
 from unittest.mock import Mock
 
 import pytest
@@ -129,6 +130,13 @@ def test_a_copy_computes_the_same_wherever_it_lies_in_memory(offset):
             one.weight.mul_(1.1)
     assert torch.equal(loaded.spectral(loaded.weight), module.spectral(module.weight))
     assert same(vectors(module), vectors(loaded))
+
+
+@pytest.mark.parametrize("made_of", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copied_module_computes_the_same(made_of):
+    module, x = Scaled().train(), torch.randn(2, 32)
+    module(x)
+    assert torch.equal(made_of(module).eval()(x), module.eval()(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

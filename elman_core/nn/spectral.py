@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -48,14 +49,17 @@ class SpectralNorm(ComputedWeight):
         self.register_buffer("u", torch.zeros(*several, width))
         self.register_buffer("v", torch.zeros(*several, columns or width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating-point dtype represents exactly
-        self._started: Tensor | None = None  # `seen` that is known not to be zero; spares the host another look
+        self._looked_at: ReferenceType[Tensor] | None = (
+            None  # `seen`, known not to be zero; spares the host another look
+        )
+        self._started = False  # the same for compiled code, which knows no references
 
     @torch.no_grad()
     def reset(self) -> None:
         """Forget the vectors: the next use of the weight finds new ones. Call it whenever the weight is drawn again."""
         for buffer in (self.u, self.v, self.seen):
             buffer.zero_()
-        self._started = None
+        self._forget()
 
     @torch.no_grad()
     def start(self, weight: Tensor) -> None:
@@ -103,10 +107,24 @@ class SpectralNorm(ComputedWeight):
         if self.seen.is_meta:  # it has no values yet, or they are on a disk: ask again
             return True
         if self._is_hidden():
-            return torch.compiler.is_compiling() and self._started is not None
-        if self._started is not self.seen and self.seen.any():  # `functional_call` puts other buffers in
-            self._started = self.seen
-        return self._started is self.seen
+            return torch.compiler.is_compiling() and self._started
+        if self._looked_at is None or self._looked_at() is not self.seen:  # `functional_call` puts other buffers in
+            if not self.seen.any():
+                return False
+            self._remember()
+        return True
+
+    def _remember(self) -> None:
+        self._started = True
+        if not torch.compiler.is_compiling():
+            self._looked_at = ReferenceType(self.seen)
+
+    def _forget(self) -> None:
+        self._started = False
+        self._looked_at = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_looked_at": None}  # references cannot be pickled
 
     def train(self, mode: bool = True) -> SpectralNorm:
         """As `nn.Module.train`; also checks whether a loaded model has its vectors, before it is compiled."""
@@ -116,7 +134,7 @@ class SpectralNorm(ComputedWeight):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._started = None
+        self._forget()
 
     def _iterate(self, full: Tensor, u: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         v = u
@@ -132,8 +150,8 @@ class SpectralNorm(ComputedWeight):
         self.u.copy_(u)
         self.v.copy_(v)
         self.seen.copy_(checksum)
-        if torch.compiler.is_compiling() or not self._is_hidden():
-            self._started = None if self.seen.is_meta else self.seen
+        if not self.seen.is_meta and (torch.compiler.is_compiling() or not self._is_hidden()):
+            self._remember()
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.u.shape))}, radius={self.radius}"

@@ -25,7 +25,8 @@ def find_recipe(what: str) -> Path | None:
     Raises `ConfigError` for a .toml file that does not exist, or a file that is not a recipe."""
     recipes = shipped()
     if not what.endswith(".toml"):
-        if what not in recipes and ("." in what or "/" in what):  # no variant has such a name
+        is_path = ("." in what or "/" in what) and ":" not in what  # no variant has such a name
+        if what not in recipes and is_path:
             raise ConfigError(f"{what} is {_mistaken(Path(what))}")
         return recipes.get(what)
     path = Path(what).expanduser()
