@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .data.packed import PACKED_FORMAT, PACKED_HEADER, PackedFile, packed_manifest, packed_sections
     from .generation import Sampling
     from .generation.decoder import Program, Run, Step, StepRecorder, recorder_for
-    from .generation.int8 import fits_int8, quantised
+    from .generation.int8 import in_int8
     from .generation.loop import document_start
     from .generation.prefill import least_rows, prefill_chunk
     from .generation.sampling import choose, noise
@@ -136,13 +136,13 @@ __all__ = [
     "build_kernels", "build_model", "builds", "cache_dirs", "check_errors", "check_inputs", "check_value", "choose", "columns",
     "config_to_dict", "contiguous", "count", "current_stream", "decoding_problem", "did_you_mean", "document_start", "dump",
     "emulated", "error_word", "errors", "extensions", "failures", "find_host_compiler", "find_kernel", "find_nvcc",
-    "find_recipe", "fits_int8", "folders", "from_dict", "hash_u64", "heldout_offsets", "how_to_install", "is_missing",
+    "find_recipe", "folders", "from_dict", "hash_u64", "heldout_offsets", "how_to_install", "in_int8", "is_missing",
     "is_watched", "kept_scores", "kernel_mode", "known_keys", "launcher", "least_rows", "leave", "limit_of", "load_checkpoint",
     "load_extension", "load_or_warn", "load_tokenizer", "load_writer", "local_arch", "locate", "locked", "log_line",
     "matrix_case", "matrix_wide", "memory_in_use", "modules_of", "noise", "now", "on_device", "one_line", "open_file",
     "open_lock", "open_regular", "open_text", "opened", "packages", "packed_manifest", "packed_sections", "parse_size",
     "pick_device", "plugins", "prefill_chunk", "print", "printable", "progress", "protocol_hash", "put", "python_include_dirs",
-    "quantised", "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings",
+    "race", "ran_out", "read_bytes", "read_json", "read_line", "read_metrics", "read_record", "read_settings",
     "recorder_for", "registered", "replacing", "require_text", "resolve", "resolve_pattern", "resolve_settings", "row_by_row",
     "save_stamp", "scaled_once", "shipped", "split", "stamp", "start", "steps_for_tokens", "storage_errors", "sync", "table",
     "try_to_record", "variant_options", "verify_kernel", "vocabulary_size", "vocabulary_texts", "wrapped", "writable_cache",

@@ -146,11 +146,13 @@ def how_evaluated(path: Path) -> dict[str, Any]:
 
     runs = [folder for folder in (path, path.parent.parent) if (folder / MANIFEST).is_file()]
     checkpoints = sorted(path.glob("checkpoints/step-*/state/trainer.json"), reverse=True)
-    tree: dict[str, Any] = read_manifest(runs[0]) if runs else {}
-    for file in (*checkpoints, path / "state/trainer.json", path / EXPORTED):
-        if not (runs or tree):
+    tree: dict[str, Any] = {}
+    if runs:
+        tree = read_manifest(runs[0])
+    else:
+        for file in (*checkpoints, path / "state/trainer.json", path / EXPORTED):
             with contextlib.suppress(OSError, CheckpointError):  # what is damaged does not load either
-                tree = read_json(file)
+                tree = tree or read_json(file)
     if not tree:
         return {}
     try:

@@ -49,10 +49,10 @@ class SpectralNorm(ComputedWeight):
         self.register_buffer("u", torch.zeros(*several, width))
         self.register_buffer("v", torch.zeros(*several, columns or width))
         self.register_buffer("seen", torch.zeros(8))  # bytes, which every floating-point dtype represents exactly
-        self._looked_at: ReferenceType[Tensor] | None = (
-            None  # `seen`, known not to be zero; spares the host another look
-        )
-        self._started = False  # the same for compiled code, which knows no references
+        # The `seen` that is known not to be zero, which spares the host another look; and whether there is one, for compiled
+        # code, which knows no references.
+        self._looked_at: ReferenceType[Tensor] | None = None
+        self._started = False
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -111,6 +111,10 @@ class Variant:
         """The recurrence with the options of `config`; by default those of the variant."""
         return self.equation if isinstance(self.equation, str) else self.equation(config or self.config())
 
+    def installs(self, missing: Callable[[str], bool]) -> list[str]:
+        """The commands that install what would accelerate this variant and is `missing`, each once."""
+        return list(dict.fromkeys(how for module, how in self.accelerated_by.items() if missing(module)))
+
     def make_config(self, options: Options | None = None, preset: str | None = None) -> Any:
         """The config dataclass for a preset with `options` on top. Raises `ConfigError`: an unknown preset or option, a wrong
         type or a value out of range; it names the valid set and the nearest value."""

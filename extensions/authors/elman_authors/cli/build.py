@@ -97,7 +97,10 @@ def _is_recipe(name: str) -> bool:
     """Whether it is a recipe's file, or the name of one that is shipped."""
     from elman_core.extension import find_recipe
 
-    return name.endswith(".toml") or not (set("/.") & set(name) or find_recipe(name) is None)
+    if name.endswith(".toml"):
+        return True
+    is_path = "/" in name or "." in name
+    return not is_path and find_recipe(name) is not None
 
 
 def _launched(model: str, archs: list[str], dtypes: list[Any]) -> list[tuple[str, str, Any]]:

@@ -184,8 +184,7 @@ def _variants() -> list[Row]:
         if entry.needs:
             rows.append(_row(name, "needs", ", ".join(entry.needs), f"pip install {' '.join(entry.needs)}"))
             continue
-        accelerated_by = entry.variant.accelerated_by
-        faster = list(dict.fromkeys(how for module, how in accelerated_by.items() if is_missing(module)))
+        faster = entry.variant.installs(is_missing)
         try:
             is_ = f"backend {_backend(entry.variant)}{_stamps(name, entry.variant.kernels)}"
         except Exception as error:  # of its mixer

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elman_core.extension import KernelError
+from elman_core.extension import KernelError, in_int8
 from elman_megakernel.tape import Operation, Tape, memory, tensors
 
-from .int8 import in_int8
 from .lower import Instruction, UnknownOperationError, lower, name_of, read_narrow
 
 
