@@ -148,7 +148,7 @@ def test_show_counts_a_pattern_with_its_presets(capsys: pytest.CaptureFixture[st
 
 def test_show_says_what_a_recipe_trains_and_how_to_start_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     facts, text = read(capsys, "show", "hybrid"), run(capsys, "show", "hybrid")
-    pattern, options = "lstm+e88:conv_h5n128v256*6+lstm", {"lstm": {"in_proj": False, "out_proj": False}}
+    pattern, options = "lstm+e88:conv_h5n128v256*6+lstm", {"lstm": {"in_proj": False, "expansion": 0.8}}
     assert text.startswith(f"hybrid: a recipe, which trains {pattern}@640x8\n  elman train hybrid --data FILE\n")
     assert facts["recipe"].endswith("recipes/hybrid.toml")
     assert facts["parameters"] == built(pattern, 640, 8, options)

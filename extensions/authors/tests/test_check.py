@@ -156,4 +156,4 @@ def test_the_name_of_a_shipped_recipe_is_a_model_to_build(capsys: pytest.Capture
         assert main(["build", name, "--arch", "sm_90", "--dry-run"]) == 0
         listed.append(capsys.readouterr().out)
     assert listed[0] == listed[1]
-    assert "lstm_gates_cuda_bfloat16_640" in listed[0]
+    assert "lstm_gates_cuda_bfloat16_512" in listed[0]
