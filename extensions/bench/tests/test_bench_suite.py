@@ -254,6 +254,14 @@ def test_shipped_suites_say_what_they_are_and_have_models_of_equal_size():
         assert all(abs(job.parameters / parse_parameters(job.target) - 1) <= 0.02 for job in planned.jobs)
 
 
+def test_a_mistyped_suite_is_named(tmp_path, monkeypatch):
+    write(tmp_path, TINY)
+    monkeypatch.chdir(tmp_path)
+    for wrong, right in (("tiny", "tiny.toml"), (f"{tmp_path}/tinny.toml", f"{tmp_path}/tiny.toml")):
+        with pytest.raises(ConfigError, match=rf"there is no suite '{wrong}'\. Did you mean '{right}'\?"):
+            find_suite(wrong)
+
+
 def test_a_suite_that_is_not_there_is_an_error_with_those_that_are():
     with pytest.raises(ConfigError, match=r"there is no suite 'quik'\. Did you mean 'quick'"):
         find_suite("quik")
