@@ -150,6 +150,14 @@ def test_a_generated_source_trains_on_its_targets_where_they_count(coins, files,
     resume(tmp_path / "run", steps="+2", quiet=True).fit()
 
 
+def test_a_source_without_a_fingerprint_is_its_extensions_fault(coins, tmp_path, monkeypatch, capsys):
+    code = (tmp_path / "site/coins.py").read_text()
+    (tmp_path / "site/coins.py").write_text(code.replace("def fingerprint", "def other"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "e42@16x1", "--data", coins, "--steps", "2"]) == 2
+    assert "Coins has no fingerprint()" in capsys.readouterr().err
+
+
 def test_packing_is_for_files_alone(coins, files):
     with pytest.raises(ConfigError, match=r"'pack' packs a file, and coins: makes its own rows: leave it out$"):
         open_text(settings(files[0], f"data.path={coins}", "data.documents=pack"))

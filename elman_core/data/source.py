@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elman_core.registry.errors import ConfigError, DataError
+from elman_core.registry.errors import ConfigError, DataError, PluginError
 
 from .counter import hash_u64
 
@@ -124,7 +124,7 @@ class Source(ABC):
 
     def fingerprint(self) -> dict[str, Any]:
         """`size` in bytes (0 if nothing is stored) and `blake2b`, a string that differs where the batches would."""
-        raise NotImplementedError(f"{type(self).__name__} has no fingerprint()")
+        raise PluginError(f"{type(self).__name__} has no fingerprint()")
 
     def heldout(self, most: int) -> Heldout | None:
         """Evaluation windows of at most `most` targets in all, which training should never see; None: nothing is held out.

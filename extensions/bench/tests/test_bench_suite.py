@@ -55,6 +55,12 @@ def test_all_models_of_a_seed_come_before_the_next_seed(tmp_path):
     assert first.parameters == 256 * 16 + 3 * 16 * 16 + 16 + 2 * 16
 
 
+def test_the_suite_in_the_guide_has_a_plan(tmp_path):
+    guide = (Path(__file__).parents[3] / "docs/how-to/experiments.md").read_text(encoding="utf-8")
+    text = guide.split("```toml\n")[1].partition("```")[0]
+    assert len(plan(suite(tmp_path, text), TEXT).jobs) == 5 * 2 * 3  # models with a size, values, seeds
+
+
 def test_tuned_values_are_an_axis_and_stay_outside_the_protocol(tmp_path):
     text = TINY + '[tuned]\n"train.lr" = [1e-3, 3e-3]\ntrain.weight_decay = [0.0, 0.1]\n'
     planned = plan(suite(tmp_path, text), Overrides("/text", models=("e42",), seeds=1))
@@ -246,6 +252,14 @@ def test_shipped_suites_say_what_they_are_and_have_models_of_equal_size():
         assert len(finals) + len(planned.skipped) == len(one.models)
         assert all("is installed" in skipped.reason for skipped in planned.skipped)
         assert all(abs(job.parameters / parse_parameters(job.target) - 1) <= 0.02 for job in planned.jobs)
+
+
+def test_a_mistyped_suite_is_named(tmp_path, monkeypatch):
+    write(tmp_path, TINY)
+    monkeypatch.chdir(tmp_path)
+    for wrong, right in (("tiny", "tiny.toml"), (f"{tmp_path}/tinny.toml", f"{tmp_path}/tiny.toml")):
+        with pytest.raises(ConfigError, match=rf"there is no suite '{wrong}'\. Did you mean '{right}'\?"):
+            find_suite(wrong)
 
 
 def test_a_suite_that_is_not_there_is_an_error_with_those_that_are():

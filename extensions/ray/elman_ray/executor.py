@@ -12,6 +12,7 @@ import importlib
 import itertools
 import os
 import platform
+import socket
 import sys
 import time
 import uuid
@@ -298,9 +299,12 @@ def connect(address: str | None = None) -> Any:
     if ray.is_initialized():
         return ray
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    host, _, port = where.rpartition(":")
     try:
+        if port.isdecimal() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), 10).close()  # Ray itself tries again for minutes
         ray.init(address=where, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         hint = "start one with ray start --head --disable-usage-stats --include-dashboard=false, or set RAY_ADDRESS"
         raise ConfigError(f"no Ray cluster answers at {where}: {last_line(error)}; {hint}") from error
     # When a node dies, Ray prints its log to standard output in spite of `log_to_driver`. Tables and JSON belong there.

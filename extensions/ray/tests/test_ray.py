@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -271,10 +272,14 @@ def test_a_busy_gpu_is_kept_and_another_asked_for(tmp_path: Path, monkeypatch: p
 def test_without_a_cluster_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fail = Mock(side_effect=ConnectionError("Could not find any running Ray instance."))
     monkeypatch.setitem(sys.modules, "ray", Mock(is_initialized=lambda: False, init=fail))
-    with pytest.raises(
-        ConfigError, match=r"no Ray cluster answers at 10.0.0.1:6379: Could not find .* ray start --head"
-    ):
-        connect("10.0.0.1:6379")
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at auto: Could not find .* ray start --head"):
+        connect("auto")
+    with socket.socket() as closed:  # bound, and nobody listens: Ray would try again for minutes
+        closed.bind(("127.0.0.1", 0))
+        for port in (closed.getsockname()[1], 637900):
+            with pytest.raises(ConfigError, match=rf"no Ray cluster answers at 127.0.0.1:{port}: .*(refused|0-65535)"):
+                connect(f"127.0.0.1:{port}")
+    fail.assert_called_once()
 
 
 def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Path) -> None:

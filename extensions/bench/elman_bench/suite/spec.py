@@ -92,7 +92,8 @@ def find_suite(what: str) -> Path:
         return found[what]
     if what.endswith(".toml") and path.is_file():
         return path
-    raise ConfigError(f"there is no suite {what!r}.{did_you_mean(what, found)} Shipped: {', '.join(found)}")
+    meant = did_you_mean(what, [*found, *map(str, path.parent.glob("*.toml"))])
+    raise ConfigError(f"there is no suite {what!r}.{meant} Shipped: {', '.join(found)}")
 
 
 def read_suite(path: Path) -> Suite:
