@@ -166,9 +166,11 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, run, capsysbinary
 
 
 def test_a_slip_in_the_name_of_a_run_is_not_asked_of_the_hub(capsysbinary, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = "elman: there is no folder 'runs/mine'. Check the path\n"
+    assert elman(capsysbinary, "generate", "runs/mine", "-p", "x") == (2, "", said)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "manifest.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
     for command in (("generate", "runs/mime", "-p", "x"), ("resume", "runs/mime")):
         said = "elman: there is no folder 'runs/mime'. Did you mean 'runs/mine'?\n"
         assert elman(capsysbinary, *command) == (2, "", said)

@@ -128,7 +128,7 @@ def newest_good(folder: Path, check: Callable[[Path], None] = check_checkpoint) 
 def locate(path: str | os.PathLike) -> Path | str:
     """The checkpoint folder that `path` means, checked, or a hub id as it is. Raises as `find_checkpoint`."""
     source = str(path)
-    local = os.path.exists(source) or source.startswith((".", "/", "~")) or source.count("/") != 1
+    local = os.path.exists(source) or source.startswith((".", "/", "~", "runs/")) or source.count("/") != 1
     if local or is_shipped(source) or any(Path(source).parent.glob("*/manifest.json")):  # a slip in the name of a run
         return find_checkpoint(source)
     return source

@@ -89,6 +89,10 @@ def _call(arguments: list[str]) -> None:
     sys.argv = ["elman evals", *arguments]
     try:
         cli_evaluate()
+    except ValueError as error:
+        if not str(error).startswith("Tasks not found"):
+            raise
+        raise ConfigError(f"{error} (`lm-eval ls tasks` lists them)") from error
     except SystemExit as left:  # once it has printed what is wrong
         raise typer.Exit(left.code if isinstance(left.code, int) else int(left.code is not None)) from left
     finally:

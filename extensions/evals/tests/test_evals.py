@@ -219,6 +219,18 @@ def test_what_is_asked_wrongly_is_one_line(harness, saved, monkeypatch):
             evals(str(saved), [], tasks, data)
     with pytest.raises(ConfigError, match="no path with a comma: rename a,b"):
         evals("a,b", [], "a", None)
+
+
+def test_a_task_that_the_harness_has_not_is_one_line(harness, saved, monkeypatch):
+    def refuse():
+        raise ValueError("Tasks not found: lambda_openai")
+
+    monkeypatch.setattr(sys.modules["lm_eval.__main__"], "cli_evaluate", refuse)
+    with pytest.raises(ConfigError, match=r"Tasks not found: lambda_openai \(`lm-eval ls tasks` lists them\)"):
+        evals(str(saved), [], "lambda_openai", None)
+
+
+def test_without_the_harness_it_is_named(harness, saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     with pytest.raises(ConfigError, match=r"pip install 'lm-eval\[hf\]'"):
         evals(str(saved), [], "a", None)
