@@ -413,15 +413,20 @@ def _chosen(runs: Sequence[Run], kind: str, width: int, places: Sequence[tuple[i
 
 def _part(runs: Sequence[Run], kind: str, width: int) -> memoryview:
     """The bytes, `width` for each token, of the documents that `below` gave last, run after run."""
-    room, at = _room(sum(run.count for run in runs) * width), 0
+    room = _room(sum(run.count for run in runs) * width)
+    left = room
     for run in runs:
-        here = room[at : (at := at + run.count * width)]
+        here, left = left[: run.count * width], left[run.count * width :]
         if kind == "mask" and not run.masked:
             here[:] = b"\1" * len(here)
             continue
-        with open(f"{run.place}.{kind}", "rb") as file:
+        place = f"{run.place}.{kind}"
+        with open(place, "rb") as file:
             file.seek(run.first * width)
-            file.readinto(here)
+            if file.readinto(here) < len(here):
+                raise DataError(
+                    f"{place} is cut short: remove its folder, then the same command packs everything again"
+                )
     return room
 
 

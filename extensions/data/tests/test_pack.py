@@ -218,6 +218,22 @@ def test_a_zst_file_is_read_to_its_end_and_one_that_is_cut_short_is_said(tmp_pat
         assert "a.txt.zst cannot be read: EOFError: Compressed file ended before" in capsys.readouterr().err
 
 
+def test_a_run_that_is_cut_short_before_the_merge_is_said(tmp_path, small_units, monkeypatch, capsys):
+    path, out = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), tmp_path / "out"
+    merge = packing._merge
+
+    def cut(*args):
+        run = next((tmp_path / ".out.packing").glob("*.tokens"))
+        os.truncate(run, run.stat().st_size - 1)
+        return merge(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "_merge", cut)
+        assert main(["data", "pack", str(path), "--out", str(out)]) == 2
+    assert ".tokens is cut short: remove its folder" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_text_that_changes_while_it_is_packed_is_said_and_packed_again(tmp_path, small_units, monkeypatch, capsys):
     path, out = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), tmp_path / "out"
     digest = packing.digest
