@@ -21,6 +21,7 @@ from elman_bench.jobs.job import Attempt, Job, Slot
 from elman_bench.jobs.scheduler import Scheduler
 from elman_bench.jobs.slots import THREADS
 from elman_ray import executor as on_ray
+from elman_ray import tether
 from elman_ray.executor import RayExecutor, RayNode, connect, software
 from fake_gpus import FakeMonitor
 from scheduler_helpers import Recorder, schedule, shell_job, state
@@ -275,6 +276,18 @@ def test_without_a_cluster_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         ConfigError, match=r"no Ray cluster answers at 10.0.0.1:6379: Could not find .* ray start --head"
     ):
         connect("10.0.0.1:6379")
+
+
+def test_a_holder_that_ends_while_it_is_looked_for_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(psutil, "pid_exists", lambda _: True)
+    monkeypatch.setattr(psutil.Process, "children", lambda _: [])
+    monkeypatch.setattr(tether, "SAVING", 0.0)
+    monkeypatch.setattr(os, "killpg", lambda *given: sent.append(given))
+    with subprocess.Popen(["true"]) as holder:
+        holder.wait()
+    tether._watch(holder.pid)
+    assert sent == [(0, signal.SIGTERM)]
 
 
 def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Path) -> None:
