@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from elman_bench.jobs import child
 from elman_bench.jobs.job import Attempt, State, read_state, write_state
 from elman_bench.results.runs import read_run
 from elman_bench.suite.spec import read_suite
@@ -80,6 +82,21 @@ def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
     time.sleep(0.1)
     left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]
     assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+
+
+def test_a_process_of_another_user_that_a_command_left_does_not_cost_the_exit_code(monkeypatch):
+    sent = []
+
+    def kill(pid, signum):
+        sent.append((pid, signum))
+        if pid == 1:
+            raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(child, "_others", lambda: [1, 2])
+    monkeypatch.setattr(child, "GRACE", 0.0)
+    monkeypatch.setattr(child.os, "kill", kill)
+    child._end_leftovers()
+    assert sent == [(pid, signum) for signum in (signal.SIGTERM, signal.SIGKILL) for pid in (1, 2)]
 
 
 def test_hostile_words_are_one_line(capsys, tmp_path):

@@ -58,14 +58,13 @@ def _adopt() -> None:
 
 def _end_leftovers() -> None:
     """SIGTERM, then SIGKILL, to the processes that outlived the command."""
-    if not (left := _others()):
+    left = _others()
+    if not left:
         return
     for signum in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's
                 os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
         end = time.monotonic() + GRACE
         while left and time.monotonic() < end:
             time.sleep(0.05)
@@ -76,7 +75,8 @@ def _others() -> list[int]:
     """Live processes of this process's group but itself, and its descendants."""
     import psutil
 
-    group, found = os.getpgrp(), []
+    group = os.getpgrp()
+    found = []
     below = set(psutil.Process().children(recursive=True))
     for process in psutil.process_iter():
         try:
