@@ -1,5 +1,6 @@
 """A suite that tries values on short runs and goes on with the best, here, later, and on another machine."""
 
+import contextlib
 import json
 import sys
 import threading
@@ -305,6 +306,47 @@ def test_a_file_of_results_with_other_content_is_one_line_and_makes_no_run(tmp_p
         with pytest.raises(CheckpointError, match=r"kept.json .*give another --results"):
             Record(record.file, tmp_path).restore()
         assert not (tmp_path / "runs").exists()
+
+
+def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(tmp_path, monkeypatch):
+    planned = [{"id": id, "settings": {"train": {"lr": 1.0}}} for id in "ab"]
+    runs = {
+        id: {
+            "job": {**job, "chosen": {"train.lr": 2.0}},
+            "state": {"id": id, "status": "ok", "attempts": []},
+            "manifest": {"id": f"run {id}", "status": "ok"},
+            "logs": {"accuracy.jsonl": ["a line"]},
+            "evaluations": [],
+            "curve": {"step": "1 2", "loss": "5 4"},
+        }
+        for id, job in zip("ab", planned, strict=True)
+    }
+    write_json(tmp_path / "kept.json", {"format": 1, "runs": runs})
+
+    def restored(name, writes):
+        folder, left = tmp_path / name, iter(range(writes))
+        folder.mkdir()
+        write_json(folder / "suite.json", {"format": 1, "created": "then", "jobs": planned})
+
+        def killed(write):
+            def instead(path, value):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                write(path, value)
+
+            return instead
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(record_module, "write_json", killed(write_json))
+            patched.setattr(record_module, "write_text", killed(storage.write_text))
+            Record(tmp_path / "kept.json", folder).restore()
+        Record(tmp_path / "kept.json", folder).restore()
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    whole = restored("whole", 100)
+    assert json.loads(whole[Path("suite.json")])["jobs"] == [run["job"] for run in runs.values()]
+    for writes in range(9):
+        assert restored(f"after {writes}", writes) == whole, f"killed after {writes} of 9 writes"
 
 
 def test_a_file_of_results_is_written_again_only_when_a_run_has_ended(tmp_path, monkeypatch):
