@@ -84,17 +84,21 @@ def largest(
     good, bad = 0, MOST_ROWS + 1
     rows = settings.train.batch_size
     if first is not None and settings.train.accumulate == 1:
-        good, tried[rows] = rows, "fits"
+        good = rows
+        tried[rows] = "fits"
         rows = min(2 * rows, MOST_ROWS)
     while bad - good > max(1, good // 32):
         try:
             attempt(_with_rows(settings, rows), 0.0)
-            good, tried[rows] = rows, "fits"
         except ElmanError as error:
             if rows == 1:
                 raise
-            bad, why = rows, "memory" if isinstance(error, OutOfMemoryError) else str(error)
+            bad = rows
+            why = "memory" if isinstance(error, OutOfMemoryError) else str(error)
             tried[rows] = "out of memory" if isinstance(error, OutOfMemoryError) else str(error)
+        else:
+            good = rows
+            tried[rows] = "fits"
         say(f"batch {rows}: {tried[rows]}")
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
     while True:  # a batch that fits for a few steps may not fit for more
@@ -103,7 +107,8 @@ def largest(
         except OutOfMemoryError:
             if good == 1:
                 raise
-            tried[good], why = "out of memory", "memory"
+            tried[good] = "out of memory"
+            why = "memory"
             say(f"batch {good}: out of memory in later steps")
             good -= max(1, good // 32)
 
