@@ -33,7 +33,9 @@ def size(
 
     options = variant_options(sets)
     layers = resolve_pattern(name, options)
-    title, full = (name, {x.name: x.options for x in layers}) if layers[1:] else (layers[0].name, layers[0].options)
+    title, full = layers[0].name, layers[0].options
+    if len(layers) > 1:
+        title, full = name, {layer.name: layer.options for layer in layers}
     target = parse_parameters(params)
     sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple, mlp_ratio=mlp_ratio)
     if depth is not None or dim is not None:
