@@ -1,9 +1,9 @@
 """Damaged files of jobs and runs, and hostile suites: equal values or one line, as in the core."""
 
 import json
+import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -89,14 +89,19 @@ def test_a_process_of_another_user_that_a_command_left_does_not_cost_the_exit_co
 
     def kill(pid, signum):
         sent.append((pid, signum))
-        if pid == 1:
+        if pid == others[0].pid:
             raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(child, "_others", lambda: [1, 2])
-    monkeypatch.setattr(child, "GRACE", 0.0)
-    monkeypatch.setattr(child.os, "kill", kill)
-    child._end_leftovers()
-    assert sent == [(pid, signum) for signum in (signal.SIGTERM, signal.SIGKILL) for pid in (1, 2)]
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        others = [psutil.Process(one.pid), psutil.Process(two.pid)]
+        with monkeypatch.context() as patched:
+            patched.setattr(child, "_others", lambda: others)
+            patched.setattr(child, "GRACE", 0.0)
+            patched.setattr(os, "kill", kill)
+            child._end_leftovers()
+        one.kill()
+        two.kill()
+    assert [given for given in sent if given[1]] == [(p.pid, s) for s in (15, 9) for p in others]
 
 
 def test_hostile_words_are_one_line(capsys, tmp_path):
