@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import test_bench_suite
@@ -99,6 +100,19 @@ def test_the_best_of_those_that_ended_well_is_chosen_and_stays(tmp_path):
     assert again["g-16x1-s42"].after == (low, high)
     kept = next(j for j in json.loads((tmp_path / "out/suite.json").read_text())["jobs"] if j["id"] == "g-16x1-s42")
     assert kept == entry, "opening the folder again does not forget it"
+
+
+@pytest.mark.parametrize("write", ["write_json", "write_text"])
+def test_a_choice_that_could_not_be_written_is_made_again(tmp_path, monkeypatch, write):
+    jobs = {job.id: job for job in opened(tmp_path, models=("g",), seeds=1)}
+    ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
+    ended(tmp_path, "g-16x1-lr0.003-s42-trial", 2.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_module, write, Mock(side_effect=StorageError("the disk is full")))
+        with pytest.raises(StorageError):
+            jobs["g-16x1-s42"].prepare()
+    jobs["g-16x1-s42"].prepare()
+    assert from_dict(read_recipe(tmp_path / "out/jobs/g-16x1-s42.toml")).train.lr == 3e-3
 
 
 def test_a_trial_of_a_value_that_was_added_or_left_out_later_stays_a_trial(tmp_path):

@@ -248,8 +248,8 @@ def settle(folder: Path, job: str) -> None:
         put(tree, key, value)
     settings = from_dict(tree)
     entry |= {"settings": settings.to_dict(), "lr": settings.train.lr, "chosen": values}
-    write_json(folder / SUITE, facts)
     write_text(folder / "jobs" / f"{job}.toml", recipe(settings))
+    write_json(folder / SUITE, facts)  # last: it says that the choice is made
 
 
 def recipe(settings: Settings) -> str:
