@@ -43,11 +43,9 @@ from .states import Prefixes, Rows, States, kind, read
 PIECES = 4
 """Of prompts, so many pieces' tokens are read at a time, while streams wait. More cost as much each, for memory that is new."""
 
-
 TURN_SECONDS = 0.01
 """Of steps without the host between them: a new prompt waits for them, and so do streams. On a GPU, half of them are computed
 while the host takes the others."""
-
 
 GATHER_SECONDS = 0.0005
 """Where nothing runs, prompts that come so soon after one another are read together. While the event loop is busy with others,

@@ -1,7 +1,8 @@
-"""The common parts of `elman bench` and `elman jobs`: slots, signals, exit codes."""
+"""The common parts of `elman bench`, `elman jobs` and `elman demo`: slots, new folders, signals, exit codes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,6 +97,12 @@ def places(on: str, gpus: str, avoid: str, slots: int | None, share: int = 1) ->
     count = threads(cpu.threads)["OMP_NUM_THREADS"]
     each = f"{count} thread{'' if count == '1' else 's'}"
     return Places(LocalExecutor(cpu), f"{jobs} at once on the CPU, {each} each", False)
+
+
+def free_folder(name: str) -> Path:
+    """`runs/NAME`, or with the first number that is free."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def run_suite(

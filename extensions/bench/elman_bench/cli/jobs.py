@@ -12,8 +12,7 @@ from typer.core import TyperCommand
 
 from elman_core.extension import dump, print, table
 
-from ._folders import free_folder
-from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
+from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, free_folder, places
 
 if TYPE_CHECKING:
     from elman_bench.jobs.job import Attempt, Job, State
