@@ -67,18 +67,15 @@ def largest(
     first: Probe | None = None,
     seconds: float = 3.0,
     say: Callable[[str], None] = lambda _: None,
-    attempt: Callable[..., Probe] | None = None,
 ) -> Largest:
     """The largest `train.batch_size` without accumulation that trains here, to within 3 %, by doubling and bisection.
 
     Args:
         first: a probe of `settings`, if there is one. say: called with a line for each attempt.
-        attempt: replaces `probe`.
 
     Raises:
         OutOfMemoryError: not even one row fits. ElmanError: it does not train at all.
     """
-    attempt = attempt or probe
     tried: dict[int, str] = {}
     why = f"{MOST_ROWS} rows are the most that are tried"
     good, bad = 0, MOST_ROWS + 1
@@ -89,7 +86,7 @@ def largest(
         rows = min(2 * rows, MOST_ROWS)
     while bad - good > max(1, good // 32):
         try:
-            attempt(_with_rows(settings, rows), 0.0)
+            probe(_with_rows(settings, rows), 0.0)
         except ElmanError as error:
             if rows == 1:
                 raise
@@ -103,7 +100,7 @@ def largest(
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
     while True:  # a batch that fits for a few steps may not fit for more
         try:
-            return Largest(good, attempt(_with_rows(settings, good), seconds), tried, why)
+            return Largest(good, probe(_with_rows(settings, good), seconds), tried, why)
         except OutOfMemoryError:
             if good == 1:
                 raise
