@@ -551,5 +551,6 @@ def test_a_job_is_stopped_also_after_the_clock_was_set(tmp_path, monkeypatch):
     assert schedule([job], cpu_executor(), grace=5)[0] == {"a": "timeout"}
     executor, attempt = cpu_executor(), Attempt()
     running = executor.start(job, executor.slot(job), job.command, attempt, 2)
-    assert stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2)
+    # for an instant after it has begun, the system shows no command of a process
+    wait_for(lambda: stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2))
     wait_for(lambda: executor.poll(running) is not None)
