@@ -85,8 +85,7 @@ def _plan(suite: Suite, overrides: Overrides) -> Plan:
     from elman_core.extension import open_text
 
     planned = plan(suite, overrides)
-    for job in planned.jobs[:1]:  # all runs have the same text and batch shape
-        open_text(job.settings)
+    open_text(planned.jobs[0].settings)  # all runs have the same text and batch shape
     return planned
 
 

@@ -42,8 +42,7 @@ def size(
         sizes = sizes[:SHOWN]
     if json:
         found_sizes = [{**vars(s), "aligned": s.aligned, "fits": s.fits} for s in sizes]
-        facts = {"name": title, "options": full, "target": target}
-        print(dump({**facts, "candidates": found_sizes}))
+        print(dump({"name": title, "options": full, "target": target, "candidates": found_sizes}))
         return
     print(f"{title}, {target:,} parameters")
     rows = [

@@ -152,8 +152,6 @@ class Scheduler:
         why, kills = ("out of time", "Ctrl-C") if late else ("stopping", "a second Ctrl-C")
         self.observer.event(f"{why}: running jobs save first; {kills} kills them")
 
-    # taking up
-
     def _take_up(self) -> None:
         """Find jobs that an earlier scheduler left running; queue unfinished jobs."""
         for job in self.jobs:
@@ -175,8 +173,6 @@ class Scheduler:
         self.active[job.id] = _Active(job, slot, handle, time.monotonic() - _age(attempt.started))
         self._write(job)
         self.observer.event(f"{job.id}: still runs on {slot.name}, started by an earlier scheduler")
-
-    # starting
 
     def _start_what_fits(self) -> None:
         while (job := self._next()) is not None:
@@ -254,8 +250,6 @@ class Scheduler:
         self._write(job)
         self.observer.event(f"{job.id}: cancelled before it started")
 
-    # watching
-
     def _watch(self, active: _Active) -> None:
         ending = self.executor.poll(active.handle)
         if ending is not None:
@@ -290,8 +284,6 @@ class Scheduler:
             state.attempts[-1].strangers += new
             self._write(active.job)
             self.observer.event(f"{active.job.id}: CONTENDED, {active.slot.name} is shared with {', '.join(new)}")
-
-    # ending
 
     def _end(self, active: _Active, ending: Ending) -> None:
         job, state = active.job, self.states[active.job.id]
