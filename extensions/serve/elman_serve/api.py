@@ -257,9 +257,12 @@ class Api:
             most = self.limits.vocab - 1
             said = f"the prompt must be Unicode text, or tokens as numbers from 0 to {most}, or a list of either"
             raise ApiError(400, said, "invalid_value", param) from error
-        if len(prompts) > (most := min(self.limits.texts, self.engine.most_waiting)):
-            raise ApiError(400, f"a request has at most {most} prompts, not {len(prompts):,}", "invalid_value", param)
-        if (longest := max(map(len, prompts))) > self.limits.prompt:
+        most_prompts = min(self.limits.texts, self.engine.most_waiting)
+        if len(prompts) > most_prompts:
+            said = f"a request has at most {most_prompts} prompts, not {len(prompts):,}"
+            raise ApiError(400, said, "invalid_value", param)
+        longest = max(map(len, prompts))
+        if longest > self.limits.prompt:
             raise ApiError(
                 400,
                 f"the prompt has {longest:,} tokens, more than {self.limits.prompt:,}",
