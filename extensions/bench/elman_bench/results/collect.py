@@ -228,7 +228,8 @@ def fault_of_metrics(run: Run) -> str:
 
 def _steps(run: Run) -> int | None:
     """The optimizer steps of a run, if it or its metrics tell."""
-    if isinstance(done := run.manifest.get("steps_done"), int):
+    done = run.manifest.get("steps_done")
+    if isinstance(done, int):
         return done
     last = progress(run.path, str(run.manifest.get("id", "")))
     return last.step if last else None
