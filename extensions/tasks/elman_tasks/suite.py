@@ -98,8 +98,9 @@ def _measured(settings: Settings) -> Settings:
 def results(folder: Path) -> list[dict[str, Any]]:
     """The runs of a suite's folder that have ended well, trials apart, with what identifies each.
 
-    `held_out` is in bits a target, on sequences as long as those of training; `tests` as `score.accuracy` returns them at the
-    end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole` the means of theirs.
+    `held_out` is in bits a target, on sequences as long as those of training, infinite if unknown; `tests` as `score.accuracy`
+    returns them at the end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole`
+    the means of theirs.
     """
     rows = []
     ended: dict[str, list[tuple[Run, Any]]] = {}
@@ -125,7 +126,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
                     "protocol": effective_protocol(run),
                     "device": hardware.get("gpu") or "CPU",
                     "commit": run.manifest.get("git_commit"),
-                    "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.nan),
+                    "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.inf),
                     "accuracy": mean(lines[-1]["tests"], "places"),
                     "best": max(mean(line["tests"], "places") for line in lines),
                     "end": mean(lines[-1]["tests"], "end"),
@@ -209,5 +210,6 @@ def finish(folder: Path) -> tuple[list[Extra], Path] | None:
     if not (rows := results(folder)):
         return None
     made = tables(rows)
-    write_json(folder / RESULT, {"format": 1, "runs": rows})
+    known = [row | {"held_out": row["held_out"] if math.isfinite(row["held_out"]) else None} for row in rows]
+    write_json(folder / RESULT, {"format": 1, "runs": known})
     return made, write_report(folder, made)
