@@ -135,7 +135,8 @@ class Plugin:
             if done.returncode:
                 return " ".join(done.stderr.split())[-300:] or "pip could not build it"
             (wheel,) = Path(out).glob("*.whl")
-            held = set(zipfile.ZipFile(wheel).namelist())
+            with zipfile.ZipFile(wheel) as archive:
+                held = set(archive.namelist())
         files = (self.folder / self.package).rglob("*")
         wanted = {p.relative_to(self.folder).as_posix() for p in files if p.is_file() and "__pycache__" not in p.parts}
         missing = sorted(wanted - held)

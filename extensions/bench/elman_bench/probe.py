@@ -67,43 +67,45 @@ def largest(
     first: Probe | None = None,
     seconds: float = 3.0,
     say: Callable[[str], None] = lambda _: None,
-    attempt: Callable[..., Probe] | None = None,
 ) -> Largest:
     """The largest `train.batch_size` without accumulation that trains here, to within 3 %, by doubling and bisection.
 
     Args:
         first: a probe of `settings`, if there is one. say: called with a line for each attempt.
-        attempt: replaces `probe`.
 
     Raises:
         OutOfMemoryError: not even one row fits. ElmanError: it does not train at all.
     """
-    attempt = attempt or probe
     tried: dict[int, str] = {}
     why = f"{MOST_ROWS} rows are the most that are tried"
     good, bad = 0, MOST_ROWS + 1
     rows = settings.train.batch_size
     if first is not None and settings.train.accumulate == 1:
-        good, tried[rows] = rows, "fits"
+        good = rows
+        tried[rows] = "fits"
         rows = min(2 * rows, MOST_ROWS)
     while bad - good > max(1, good // 32):
         try:
-            attempt(_with_rows(settings, rows), 0.0)
-            good, tried[rows] = rows, "fits"
+            probe(_with_rows(settings, rows), 0.0)
         except ElmanError as error:
             if rows == 1:
                 raise
-            bad, why = rows, "memory" if isinstance(error, OutOfMemoryError) else str(error)
+            bad = rows
+            why = "memory" if isinstance(error, OutOfMemoryError) else str(error)
             tried[rows] = "out of memory" if isinstance(error, OutOfMemoryError) else str(error)
+        else:
+            good = rows
+            tried[rows] = "fits"
         say(f"batch {rows}: {tried[rows]}")
         rows = min(2 * good, MOST_ROWS) if bad > MOST_ROWS else (good + bad) // 2
     while True:  # a batch that fits for a few steps may not fit for more
         try:
-            return Largest(good, attempt(_with_rows(settings, good), seconds), tried, why)
+            return Largest(good, probe(_with_rows(settings, good), seconds), tried, why)
         except OutOfMemoryError:
             if good == 1:
                 raise
-            tried[good], why = "out of memory", "memory"
+            tried[good] = "out of memory"
+            why = "memory"
             say(f"batch {good}: out of memory in later steps")
             good -= max(1, good // 32)
 

@@ -1,6 +1,7 @@
 """Damaged files of jobs and runs, and hostile suites: equal values or one line, as in the core."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from elman_bench.jobs import child
 from elman_bench.jobs.job import Attempt, State, read_state, write_state
 from elman_bench.results.runs import read_run
 from elman_bench.suite.spec import read_suite
@@ -80,6 +82,26 @@ def test_a_process_in_a_session_of_its_own_ends_with_its_job(tmp_path):
     time.sleep(0.1)
     left = [p for p in psutil.process_iter() if p.pid == int(note.read_text())]
     assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+
+
+def test_a_process_of_another_user_that_a_command_left_does_not_cost_the_exit_code(monkeypatch):
+    sent = []
+
+    def kill(pid, signum):
+        sent.append((pid, signum))
+        if pid == others[0].pid:
+            raise PermissionError(1, "Operation not permitted")
+
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        others = [psutil.Process(one.pid), psutil.Process(two.pid)]
+        with monkeypatch.context() as patched:
+            patched.setattr(child, "_others", lambda: others)
+            patched.setattr(child, "GRACE", 0.0)
+            patched.setattr(os, "kill", kill)
+            child._end_leftovers()
+        one.kill()
+        two.kill()
+    assert [given for given in sent if given[1]] == [(p.pid, s) for s in (15, 9) for p in others]
 
 
 def test_hostile_words_are_one_line(capsys, tmp_path):

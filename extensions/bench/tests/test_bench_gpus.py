@@ -198,6 +198,22 @@ def test_a_lock_for_all_users_is_writable_by_all_in_a_sticky_folder(tmp_path):
     assert lock.path.read_text() == "you\n"
 
 
+def test_a_folder_of_locks_that_another_user_makes_at_the_same_moment_is_used(tmp_path, monkeypatch):
+    folder, make = tmp_path / "locks", Path.mkdir
+
+    def late(path, *args, **kwargs):
+        if path == folder:
+            make(path, exist_ok=True)
+        make(path, *args, **kwargs)
+
+    def denied(path, _mode):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    monkeypatch.setattr(Path, "chmod", denied)
+    SharedLock(folder / "GPU-1.lock").close()
+
+
 def test_a_lock_follows_no_link_and_writes_no_file_of_another_name(tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.write_text("precious")

@@ -156,7 +156,7 @@ def test_an_interrupt_ends_the_measuring_process(tmp_path: Path) -> None:
 
 
 def pretend(most: int, error: Exception | None = None, device: str = "cpu") -> Any:
-    """An `attempt` in which `most` rows fit."""
+    """In the place of `probe`: `most` rows fit."""
 
     def attempt(settings: Settings, seconds: float) -> Probe:
         rows = settings.train.batch_size
@@ -170,9 +170,12 @@ def pretend(most: int, error: Exception | None = None, device: str = "cpu") -> A
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 31, 32, 33, 100, 777, 5000, 65536])
 @pytest.mark.parametrize("first", [1, 4, 256])
-def test_the_largest_batch_is_found_within_three_percent(text: Path, most: int, first: int) -> None:
+def test_the_largest_batch_is_found_within_three_percent(
+    text: Path, most: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "probe", pretend(most))
     settings = train_helpers.settings(text, f"train.batch_size={first}")
-    found = largest(settings, attempt=pretend(most))
+    found = largest(settings)
     assert found.rows <= most
     assert most - found.rows <= max(0, most // 32)
     assert found.probe.measurement.batch_size == found.rows
@@ -182,25 +185,25 @@ def test_the_largest_batch_is_found_within_three_percent(text: Path, most: int, 
     assert len(found.tried) <= 24
 
 
-def test_a_batch_that_fits_for_a_few_steps_only_is_not_the_largest(text: Path) -> None:
+def test_a_batch_that_fits_for_a_few_steps_only_is_not_the_largest(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, more = pretend(1088), pretend(1040)
-    found = largest(
-        train_helpers.settings(text),
-        attempt=lambda settings, seconds: (more if seconds else few)(settings, seconds),
-    )
+    monkeypatch.setattr(probe, "probe", lambda settings, seconds: (more if seconds else few)(settings, seconds))
+    found = largest(train_helpers.settings(text))
     assert 1040 - 1040 // 32 <= found.rows == found.probe.measurement.batch_size <= 1040
     assert found.limited_by == "memory"
 
 
-def test_a_batch_that_a_kernel_refuses_bounds_the_search(text: Path) -> None:
-    found = largest(train_helpers.settings(text), attempt=pretend(90, KernelError("at most 90 rows")))
+def test_a_batch_that_a_kernel_refuses_bounds_the_search(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "probe", pretend(90, KernelError("at most 90 rows")))
+    found = largest(train_helpers.settings(text))
     assert (found.limited_by, found.tried[128]) == ("at most 90 rows", "at most 90 rows")
     assert 88 <= found.rows <= 90
 
 
-def test_a_model_that_does_not_fit_at_all_raises(text: Path) -> None:
+def test_a_model_that_does_not_fit_at_all_raises(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "probe", pretend(0))
     with pytest.raises(OutOfMemoryError, match="does not fit"):
-        largest(train_helpers.settings(text), attempt=pretend(0))
+        largest(train_helpers.settings(text))
 
 
 def test_the_command_shows_the_largest_batch(

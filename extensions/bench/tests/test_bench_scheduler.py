@@ -177,6 +177,15 @@ def test_a_job_whose_state_was_removed_while_it_runs_is_named_and_the_others_go_
     assert kill_group(attempt.pid, attempt.pid_started, signal.SIGKILL)
 
 
+def test_a_job_that_cannot_start_keeps_no_lock(tmp_path):
+    job = shell_job(tmp_path, "a", "true")
+    job.attempt_log(1).with_suffix(".exit").mkdir(parents=True)
+    found, recorder = schedule([job], cpu_executor())
+    assert found == {"a": "crashed"}
+    assert "cannot remove" in recorder.text()
+    assert not is_locked(attempt_lock(job, 1))
+
+
 def test_a_job_that_ends_on_a_full_disk_keeps_its_exit_code(tmp_path):
     # A folder in the place of the exit file cannot be replaced, as a file on a full disk cannot be written.
     job = shell_job(tmp_path, "a", f"mkdir -p '{tmp_path}/logs/a.1.exit/x'; exit 0")
@@ -542,5 +551,6 @@ def test_a_job_is_stopped_also_after_the_clock_was_set(tmp_path, monkeypatch):
     assert schedule([job], cpu_executor(), grace=5)[0] == {"a": "timeout"}
     executor, attempt = cpu_executor(), Attempt()
     running = executor.start(job, executor.slot(job), job.command, attempt, 2)
-    assert stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2)
+    # for an instant after it has begun, the system shows no command of a process
+    wait_for(lambda: stop_orphan(job, dataclasses.replace(attempt, pid_started=1.0), 2))
     wait_for(lambda: executor.poll(running) is not None)

@@ -1,11 +1,13 @@
 """A suite that tries values on short runs and goes on with the best, here, later, and on another machine."""
 
+import contextlib
 import json
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import test_bench_suite
@@ -98,6 +100,19 @@ def test_the_best_of_those_that_ended_well_is_chosen_and_stays(tmp_path):
     assert again["g-16x1-s42"].after == (low, high)
     kept = next(j for j in json.loads((tmp_path / "out/suite.json").read_text())["jobs"] if j["id"] == "g-16x1-s42")
     assert kept == entry, "opening the folder again does not forget it"
+
+
+@pytest.mark.parametrize("write", ["write_json", "write_text"])
+def test_a_choice_that_could_not_be_written_is_made_again(tmp_path, monkeypatch, write):
+    jobs = {job.id: job for job in opened(tmp_path, models=("g",), seeds=1)}
+    ended(tmp_path, "g-16x1-lr0.001-s42-trial", 3.0)
+    ended(tmp_path, "g-16x1-lr0.003-s42-trial", 2.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(folder_module, write, Mock(side_effect=StorageError("the disk is full")))
+        with pytest.raises(StorageError):
+            jobs["g-16x1-s42"].prepare()
+    jobs["g-16x1-s42"].prepare()
+    assert from_dict(read_recipe(tmp_path / "out/jobs/g-16x1-s42.toml")).train.lr == 3e-3
 
 
 def test_a_trial_of_a_value_that_was_added_or_left_out_later_stays_a_trial(tmp_path):
@@ -305,6 +320,47 @@ def test_a_file_of_results_with_other_content_is_one_line_and_makes_no_run(tmp_p
         with pytest.raises(CheckpointError, match=r"kept.json .*give another --results"):
             Record(record.file, tmp_path).restore()
         assert not (tmp_path / "runs").exists()
+
+
+def test_a_restore_that_is_killed_anywhere_is_completed_by_the_next(tmp_path, monkeypatch):
+    planned = [{"id": id, "settings": {"train": {"lr": 1.0}}} for id in "ab"]
+    runs = {
+        id: {
+            "job": {**job, "chosen": {"train.lr": 2.0}},
+            "state": {"id": id, "status": "ok", "attempts": []},
+            "manifest": {"id": f"run {id}", "status": "ok"},
+            "logs": {"accuracy.jsonl": ["a line"]},
+            "evaluations": [],
+            "curve": {"step": "1 2", "loss": "5 4"},
+        }
+        for id, job in zip("ab", planned, strict=True)
+    }
+    write_json(tmp_path / "kept.json", {"format": 1, "runs": runs})
+
+    def restored(name, writes):
+        folder, left = tmp_path / name, iter(range(writes))
+        folder.mkdir()
+        write_json(folder / "suite.json", {"format": 1, "created": "then", "jobs": planned})
+
+        def killed(write):
+            def instead(path, value):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                write(path, value)
+
+            return instead
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(record_module, "write_json", killed(write_json))
+            patched.setattr(record_module, "write_text", killed(storage.write_text))
+            Record(tmp_path / "kept.json", folder).restore()
+        Record(tmp_path / "kept.json", folder).restore()
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    whole = restored("whole", 100)
+    assert json.loads(whole[Path("suite.json")])["jobs"] == [run["job"] for run in runs.values()]
+    for writes in range(9):
+        assert restored(f"after {writes}", writes) == whole, f"killed after {writes} of 9 writes"
 
 
 def test_a_file_of_results_is_written_again_only_when_a_run_has_ended(tmp_path, monkeypatch):

@@ -41,7 +41,9 @@ class How:
 
     @property
     def dtype(self) -> str:
-        return "uint8" if self.tokenizer is None else "uint16" if self.vocab_size <= 2**16 else "uint32"
+        if self.tokenizer is None:
+            return "uint8"
+        return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
 
 @dataclass
@@ -89,12 +91,15 @@ def train_bpe(texts: Iterable[str], vocab: int, template: str | None) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made, end, pad = Tokenizer(models.BPE()), "<|endoftext|>", "<|pad|>"
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    shown = sys.stderr.isatty()  # elsewhere its bars are empty lines
+    end, pad = "<|endoftext|>", "<|pad|>"
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=[end, pad], initial_alphabet=letters, show_progress=shown
+        vocab_size=vocab,
+        special_tokens=[end, pad],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=sys.stderr.isatty(),  # elsewhere its bars are empty lines
     )
     made.train_from_iterator(texts, trainer)
     names = {"bos_token": end, "eos_token": end, "pad_token": pad}

@@ -102,18 +102,9 @@ def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
         here: list[Path] = []
         for path in map(Path, names):
             if path.is_dir() and not is_dataset(path):
-                entered = {os.path.realpath(path)}  # links may lead in a circle
-                for place, folders, files in os.walk(path, onerror=_unreadable, followlinks=True):
-                    inside = {f: os.path.realpath(Path(place, f)) for f in sorted(folders) if not f.startswith(".")}
-                    folders[:] = [f for f, real in inside.items() if real not in entered]
-                    entered.update(inside.values())
-                    if is_dataset(Path(place)):
-                        folders.clear()
-                        here.append(Path(place))
-                        continue
-                    good = [f for f in sorted(files) if not f.startswith(".") and kind_of(Path(f)) is not None]
-                    here += [Path(place, f) for f in good]
-                    passed += len(files) - len(good)
+                inside, others = _below(path)
+                here += inside
+                passed += others
             elif path.is_dir() or names == [text] or kind_of(path) is not None:
                 here.append(path)
             else:
@@ -125,6 +116,25 @@ def find(inputs: Sequence[str]) -> tuple[list[Path], int]:
                 raise DataError(f"{path} is not read: rename it to one of {', '.join(readable())}")
             found.setdefault(os.path.realpath(path), path)
     return list(found.values()), passed
+
+
+def _below(folder: Path) -> tuple[list[Path], int]:
+    """The files and data sets below a folder that are read, and how many other files it holds."""
+    found: list[Path] = []
+    others = 0
+    entered = {os.path.realpath(folder)}  # links may lead in a circle
+    for place, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+        inside = {f: os.path.realpath(Path(place, f)) for f in sorted(folders) if not f.startswith(".")}
+        folders[:] = [f for f, real in inside.items() if real not in entered]
+        entered.update(inside.values())
+        if is_dataset(Path(place)):
+            folders.clear()
+            found.append(Path(place))
+            continue
+        good = [f for f in sorted(files) if not f.startswith(".") and kind_of(Path(f)) is not None]
+        found += [Path(place, f) for f in good]
+        others += len(files) - len(good)
+    return found, others
 
 
 def _unreadable(error: OSError) -> None:
@@ -178,9 +188,8 @@ def units(files: Iterable[Path]) -> Iterator[Unit]:
                 for first in range(0, size, UNIT)
             )
         elif kind == "parquet":
-            with _reading(str(path)):
-                file = _library("pyarrow.parquet", "parquet").ParquetFile(path)
-            groups = file.metadata.num_row_groups
+            with _reading(str(path)), _library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+                groups = file.metadata.num_row_groups
             yield from (Unit("parquet", (str(path),), size // groups, group) for group in range(groups))
         else:
             yield Unit(str(kind), (str(path),), size)
@@ -200,7 +209,8 @@ def documents(unit: Unit) -> Iterator[Document]:
 def _texts(unit: Unit) -> Iterator[Document]:
     for name in unit.paths:
         with _reading(name), _opened(name) as file:
-            text, long = file.read(UNIT), None
+            long: Long | None = None
+            text = file.read(UNIT)
             if text.startswith(PACKED_HEADER):
                 raise DataError(f"{name} is a packed file, not a text: train on it, or leave it out")
             while part := file.read(max(UNIT, len(text))):
@@ -246,14 +256,17 @@ def _part(file: IO[bytes], first: int, end: int) -> Iterator[bytes]:
 
 def _number(file: IO[bytes], unit: Unit, i: int) -> str:
     """Of the line `i` of a unit, in its file."""
-    before = file.seek(0) or sum(1 for _ in _part(file, 0, unit.first)) if unit.first else 0
+    before = 0
+    if unit.first:
+        file.seek(0)
+        before = sum(1 for _ in _part(file, 0, unit.first))
     return f"{before + i + 1:,}"
 
 
 def _parquet(unit: Unit) -> Iterator[Document]:
     (name,) = unit.paths
-    with _reading(name):
-        file = _library("pyarrow.parquet", "parquet").ParquetFile(name, page_checksum_verification=True)
+    parquet = _library("pyarrow.parquet", "parquet")
+    with _reading(name), parquet.ParquetFile(name, page_checksum_verification=True) as file:
         yield from file.read_row_group(unit.first).to_pylist()
 
 
@@ -304,14 +317,18 @@ def _packed(path: Path) -> bool:
     return path.name.lower().endswith(PACKINGS)
 
 
-def _opened(name: str) -> IO[bytes]:
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[IO[bytes]]:
     """The file, unpacked while it is read."""
-    file = open(open_regular(name), "rb", 1 << 16)  # noqa: SIM115 (the caller closes it)
-    if name.lower().endswith(".gz"):
-        return io.BufferedReader(gzip.open(file), 1 << 16)  # type: ignore[type-var]
-    if name.lower().endswith(".zst"):
-        return io.BufferedReader(_Unpacked(_frames(file, _library("zstandard", "zst").ZstdDecompressor())), 1 << 16)
-    return file
+    with open(open_regular(name), "rb", 1 << 16) as file:
+        if name.lower().endswith(".gz"):
+            with gzip.open(file) as unpacked:
+                yield io.BufferedReader(unpacked, 1 << 16)  # type: ignore[type-var]
+        elif name.lower().endswith(".zst"):
+            parts = _frames(file, _library("zstandard", "zst").ZstdDecompressor())
+            yield io.BufferedReader(_Unpacked(parts), 1 << 16)
+        else:
+            yield file
 
 
 class _Unpacked(io.RawIOBase):
@@ -335,14 +352,13 @@ class _Unpacked(io.RawIOBase):
 
 def _frames(file: IO[bytes], library: Any) -> Iterator[bytes]:
     """What the frames of a .zst file hold. Raises `EOFError` if the last is cut short: `stream_reader` takes it for whole."""
-    with file:
-        frame = None
-        while part := file.read(1 << 14):
-            while part:
-                if frame is None or frame.eof:
-                    frame = library.decompressobj()
-                yield frame.decompress(part)
-                part = frame.unused_data
+    frame = None
+    while part := file.read(1 << 14):
+        while part:
+            if frame is None or frame.eof:
+                frame = library.decompressobj()
+            yield frame.decompress(part)
+            part = frame.unused_data
     if frame is None or not frame.eof:
         raise EOFError("Compressed file ended before the end of its last frame")
 

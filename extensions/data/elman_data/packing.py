@@ -153,7 +153,8 @@ def _run(jobs: Sequence[Job], files: Sequence[str], step: Step) -> list[dict[str
     """Do the units that are not yet done, in processes; size and SHA-256 of all `files`, in order."""
     step(sum(job.unit.size for job in jobs if _done(job).exists()))
     left = [job for job in jobs if not _done(job).exists()]
-    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, len(left))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, len(left))
     if workers < 2:
         for job in left:
             _keep(job, do(job))
@@ -233,9 +234,9 @@ def _place(job: Job, run: int) -> str:
 
 def do(job: Job) -> dict[str, int]:
     """Pack a unit into runs: how many, of how many documents, and how many others were empty."""
-    name = (
-        " … ".join(job.unit.paths[:: max(1, len(job.unit.paths) - 1)]) if job.unit.kind == "text" else job.unit.paths[0]
-    )
+    name = job.unit.paths[0]
+    if job.unit.kind == "text" and len(job.unit.paths) > 1:
+        name += f" … {job.unit.paths[-1]}"
     some: list[Encoded] = []
     size = empty = number = runs = 0
     room = _room(2 * UNIT)
@@ -244,14 +245,17 @@ def do(job: Job) -> dict[str, int]:
             if encoded is None:
                 empty += 1
                 continue
-            if isinstance(encoded.tokens, bytes) and (end := size + encoded.bytes) <= len(room):
-                room[size:end] = encoded.tokens
-                encoded.tokens = room[size:end]
+            place = slice(size, size + encoded.bytes)
+            if isinstance(encoded.tokens, bytes) and place.stop <= len(room):
+                room[place] = encoded.tokens
+                encoded.tokens = room[place]
             some.append(encoded)
             size += encoded.bytes
             if size >= 2 * UNIT or len(some) >= RUN:
                 _write_run(job, runs, some, number)
-                number, runs, some, size = number + len(some), runs + 1, [], 0
+                number += len(some)
+                runs += 1
+                some, size = [], 0
     except UnicodeEncodeError as error:
         raise DataError(f"{name}: a text has half of a surrogate pair, which is no character") from error
     if some:
@@ -320,7 +324,9 @@ class Run:
         keys = self.index[0]
         end = len(keys) if key is None else int(np.searchsorted(keys, np.uint64(key)))
         rows = self.index[:, self.read : end]
-        self.read, self.first, self.count = end, self.first + self.count, int(rows[2].sum())
+        self.read = end
+        self.first += self.count
+        self.count = int(rows[2].sum())
         return rows
 
     def parts(self, kind: str, width: int, first: int, count: int) -> Iterator[bytes]:
@@ -359,7 +365,9 @@ def _merge(jobs: Sequence[Job], how: How, out: Path, unique: bool, facts: dict[s
             if masked:
                 masks.writelines(_chosen(runs, "mask", 1, places))
             ends.write((tokens + lengths.cumsum()).tobytes())
-            tokens, kept, size = tokens + int(lengths.sum()), kept + len(lengths), size + int(rows[3].sum())
+            tokens += int(lengths.sum())
+            kept += len(lengths)
+            size += int(rows[3].sum())
         file.write(bytes(packed_sections(tokens, how.dtype, kept, masked)[0] - file.tell()))
         ends.flush()
         masks.flush()
@@ -413,15 +421,20 @@ def _chosen(runs: Sequence[Run], kind: str, width: int, places: Sequence[tuple[i
 
 def _part(runs: Sequence[Run], kind: str, width: int) -> memoryview:
     """The bytes, `width` for each token, of the documents that `below` gave last, run after run."""
-    room, at = _room(sum(run.count for run in runs) * width), 0
+    room = _room(sum(run.count for run in runs) * width)
+    left = room
     for run in runs:
-        here = room[at : (at := at + run.count * width)]
+        here, left = left[: run.count * width], left[run.count * width :]
         if kind == "mask" and not run.masked:
             here[:] = b"\1" * len(here)
             continue
-        with open(f"{run.place}.{kind}", "rb") as file:
+        place = f"{run.place}.{kind}"
+        with open(place, "rb") as file:
             file.seek(run.first * width)
-            file.readinto(here)
+            if file.readinto(here) < len(here):
+                raise DataError(
+                    f"{place} is cut short: remove its folder, then the same command packs everything again"
+                )
     return room
 
 

@@ -1,6 +1,7 @@
 """`elman data pack`: what it reads, that nothing is lost or changed, that kills do no harm, and that training reads it."""
 
 import contextlib
+import gc
 import gzip
 import itertools
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +218,32 @@ def test_a_zst_file_is_read_to_its_end_and_one_that_is_cut_short_is_said(tmp_pat
         path.write_bytes(whole[:size])
         assert main(["data", "pack", str(path), "--out", str(tmp_path / "cut")]) == 2
         assert "a.txt.zst cannot be read: EOFError: Compressed file ended before" in capsys.readouterr().err
+
+
+def test_a_compressed_file_is_closed_once_it_is_read(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a text"))
+    (unit,) = units([tmp_path / "a.txt.gz"])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert list(documents(unit)) == [b"a text"]
+        gc.collect()
+    assert not said, "an open file was thrown away"
+
+
+def test_a_run_that_is_cut_short_before_the_merge_is_said(tmp_path, small_units, monkeypatch, capsys):
+    path, out = write_lines(tmp_path / "a.jsonl", ({"text": t} for t in TEXTS)), tmp_path / "out"
+    merge = packing._merge
+
+    def cut(*args):
+        run = next((tmp_path / ".out.packing").glob("*.tokens"))
+        os.truncate(run, run.stat().st_size - 1)
+        return merge(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "_merge", cut)
+        assert main(["data", "pack", str(path), "--out", str(out)]) == 2
+    assert ".tokens is cut short: remove its folder" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_text_that_changes_while_it_is_packed_is_said_and_packed_again(tmp_path, small_units, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -27,15 +28,12 @@ def evals(
         raise ConfigError("give --tasks NAME,… or --data FILE")
     if "," in model:
         raise ConfigError(f"the harness reads no path with a comma: rename {model}")
-    given = "--model_args="
-    apart = ([given[:-1], word.removeprefix(given)] if word.startswith(given) else [word] for word in options or ())
     # The harness would read a folder called 123, or true, as a number or a truth value.
     source = os.path.join(".", model) if os.path.exists(model) else model
-    rest, arguments = [word for words in apart for word in words], f"pretrained={source}"
-    if "--model_args" in rest:
-        at = rest.index("--model_args")
-        arguments = ",".join([arguments, *rest[at + 1 : at + 2]])
-        del rest[at : at + 2]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model_args", nargs="?", action="append", default=[f"pretrained={source}"])
+    given, rest = parser.parse_known_args(options or [])
+    arguments = ",".join(filter(None, given.model_args))
     with tempfile.TemporaryDirectory() as folder:
         if data is not None:
             write_task(Path(folder), data)

@@ -51,7 +51,8 @@ class ElmanLM(HFLM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood, in nats, of each document after the separator byte."""
-        results, mixed = [], self.mixed_precision_dtype
+        results = []
+        mixed = self.mixed_precision_dtype
         for request in requests:
             (text,) = request.args
             tokens = self.tok_encode(text, add_special_tokens=False)

@@ -184,7 +184,8 @@ class RayExecutor:
         except self.ray.exceptions.RayError as error:
             self._asked[place.gpus].remove(place)
             self._kill(place)
-            if isinstance(cause := getattr(error, "cause", None), ElmanError):
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, ElmanError):
                 raise ConfigError(str(cause)) from error
             if "ModuleNotFoundError" in str(error):
                 raise ConfigError(

@@ -6,6 +6,7 @@ node that keeps running. The command is then told to save and end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -32,14 +33,16 @@ def main(arguments: list[str]) -> int:
 
 def _watch(holder: int) -> None:
     """Once process `holder` has ended, tell the command to save and end, and kill it if it does not."""
-    held = psutil.Process(holder) if psutil.pid_exists(holder) else None
-    while held is not None and held.is_running():
-        time.sleep(0.5)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        held = psutil.Process(holder)
+        while held.is_running():
+            time.sleep(0.5)
     sys.stderr.write("the process that started this job has ended: the job is asked to save and stop\n")
     os.killpg(0, signal.SIGTERM)
     time.sleep(SAVING)
     for command in psutil.Process().children():
-        command.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command.kill()
 
 
 if __name__ == "__main__":

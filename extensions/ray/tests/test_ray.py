@@ -22,6 +22,7 @@ from elman_bench.jobs.job import Attempt, Job, Slot
 from elman_bench.jobs.scheduler import Scheduler
 from elman_bench.jobs.slots import THREADS
 from elman_ray import executor as on_ray
+from elman_ray import tether
 from elman_ray.executor import RayExecutor, RayNode, connect, software
 from fake_gpus import FakeMonitor
 from scheduler_helpers import Recorder, schedule, shell_job, state
@@ -280,6 +281,18 @@ def test_without_a_cluster_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(ConfigError, match=rf"no Ray cluster answers at 127.0.0.1:{port}: .*(refused|0-65535)"):
                 connect(f"127.0.0.1:{port}")
     fail.assert_called_once()
+
+
+def test_a_holder_that_ends_while_it_is_looked_for_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(psutil, "pid_exists", lambda _: True)
+    monkeypatch.setattr(psutil.Process, "children", lambda _: [])
+    monkeypatch.setattr(tether, "SAVING", 0.0)
+    monkeypatch.setattr(os, "killpg", lambda *given: sent.append(given))
+    with subprocess.Popen(["true"]) as holder:
+        holder.wait()
+    tether._watch(holder.pid)
+    assert sent == [(0, signal.SIGTERM)]
 
 
 def test_a_tethered_command_saves_and_ends_when_its_holder_is_gone(tmp_path: Path) -> None:

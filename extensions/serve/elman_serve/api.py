@@ -48,8 +48,11 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        kind = "invalid_request_error" if status < 429 else "rate_limit_error" if status == 429 else "server_error"
-        self.status, self.body = status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        kind = "invalid_request_error" if status < 429 else "server_error"
+        if status == 429:
+            kind = "rate_limit_error"
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         headers = headers or {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(self.status, {})
@@ -169,7 +172,8 @@ class Api:
             body, prompts = self._parse(raw, path)
         else:
             body, prompts = await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, raw, path)
-        answer, news = (Chat if "messages" in body else Completion)(self.name, body), _News()
+        answer = Chat(self.name, body) if "messages" in body else Completion(self.name, body)
+        news = _News()
         news.jobs = jobs = [self._job(prompt, body, news) for prompt in prompts]
         try:
             self.engine.submit(*jobs)
@@ -221,7 +225,8 @@ class Api:
         for field, needed in (("stream_options", "stream"), ("top_logprobs", "logprobs")):
             if field in body and not body.get(needed):
                 raise ApiError(400, f"{field}: only with {needed} = true", "invalid_value", field)
-        if body.get("best_of", count := body.get("n", 1)) != count:
+        count = body.get("n", 1)
+        if body.get("best_of", count) != count:
             raise ApiError(400, f"best_of: only the same as n, which is {count}", "invalid_value", "best_of")
         return body, self._prompts(body)
 
@@ -252,9 +257,12 @@ class Api:
             most = self.limits.vocab - 1
             said = f"the prompt must be Unicode text, or tokens as numbers from 0 to {most}, or a list of either"
             raise ApiError(400, said, "invalid_value", param) from error
-        if len(prompts) > (most := min(self.limits.texts, self.engine.most_waiting)):
-            raise ApiError(400, f"a request has at most {most} prompts, not {len(prompts):,}", "invalid_value", param)
-        if (longest := max(map(len, prompts))) > self.limits.prompt:
+        most_prompts = min(self.limits.texts, self.engine.most_waiting)
+        if len(prompts) > most_prompts:
+            said = f"a request has at most {most_prompts} prompts, not {len(prompts):,}"
+            raise ApiError(400, said, "invalid_value", param)
+        longest = max(map(len, prompts))
+        if longest > self.limits.prompt:
             raise ApiError(
                 400,
                 f"the prompt has {longest:,} tokens, more than {self.limits.prompt:,}",

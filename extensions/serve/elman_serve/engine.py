@@ -43,11 +43,9 @@ from .states import Prefixes, Rows, States, kind, read
 PIECES = 4
 """Of prompts, so many pieces' tokens are read at a time, while streams wait. More cost as much each, for memory that is new."""
 
-
 TURN_SECONDS = 0.01
 """Of steps without the host between them: a new prompt waits for them, and so do streams. On a GPU, half of them are computed
 while the host takes the others."""
-
 
 GATHER_SECONDS = 0.0005
 """Where nothing runs, prompts that come so soon after one another are read together. While the event loop is busy with others,
@@ -154,9 +152,10 @@ class Engine(threading.Thread):
     def _wait(self) -> bool:
         """Wait for work; False: there is none, and none will come."""
         with self._condition:
-            running, waiting = bool(self._reading or self._rows.live()), 0
+            running = bool(self._reading or self._rows.live())
             while not (self._queue or running or self.closing):
                 self._condition.wait()
+        waiting = 0
         while not running and waiting < len(self._queue) < self.slots:
             waiting = len(self._queue)
             time.sleep(GATHER_SECONDS)
@@ -260,9 +259,10 @@ class Engine(threading.Thread):
             self._reading = [reading for reading in self._reading if reading not in group] + group  # all get their turn
         done = [reading for reading in self._reading if reading.done]
         self._reading = [reading for reading in self._reading if not reading.done]
-        for request in (reading.request for reading in done):
-            for text in () if request.most else request.texts:
-                text.end("length")
+        for reading in done:
+            if not reading.request.most:
+                for text in reading.request.texts:
+                    text.end("length")
         return [(reading.request, reading.states, reading.logits) for reading in done]  # type: ignore[misc]
 
     def _kind(self, reading: _Reading) -> tuple[bool, int]:

@@ -321,8 +321,9 @@ class Prefixes:
 
     def find(self, keys: list[bytes]) -> tuple[int, States, Tensor] | None:
         """(pieces, states, logits (1, V)) of the longest prefix of a text with these keys that is kept; None if none is."""
-        for pieces in range(len(keys), 0, -1) if self._kept else ():
-            if (key := keys[pieces - 1]) in self._kept:
+        for pieces in range(len(keys), 0, -1):
+            key = keys[pieces - 1]
+            if key in self._kept:
                 self._kept.move_to_end(key)
                 return pieces, *self._kept[key]
         return None
@@ -331,7 +332,8 @@ class Prefixes:
         """Keep the states after the text of this key, whose memory holds nothing else."""
         if key not in self._kept:
             self._kept[key] = (states, logits_1V)
-            self.bytes += (size := size_of(states) + logits_1V.nbytes)
+            size = size_of(states) + logits_1V.nbytes
+            self.bytes += size
             if size > self.most:  # all have this size: nothing is ever kept, for which another text could wait
                 self.most = 0
         while self.bytes > self.most:

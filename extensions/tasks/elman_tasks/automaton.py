@@ -54,7 +54,8 @@ class Automaton:
                 raise ValueError(f"its automaton has more than {CELLS // len(self.symbols):,} states")
             after = [self.step(state, symbol) for symbol in range(len(self.symbols))]
             for new in after:
-                if new is not None and numbers.setdefault(new, len(states)) == len(states):
+                if new is not None and new not in numbers:
+                    numbers[new] = len(states)
                     states.append(new)
             following.append([-1 if new is None else numbers[new] for new in after])
             free = [new is not None and symbol != self.end for symbol, new in enumerate(after)]

@@ -39,7 +39,8 @@ class Draws:
     def by_place(self, places: int) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
         """The numbers of `words(places)`, some places at a time: which, and (t, R)."""
         self.calls += 1
-        for first in range(0, places, step := max(1, BLOCK // self.rows)):
+        step = max(1, BLOCK // self.rows)
+        for first in range(0, places, step):
             some = slice(first, min(first + step, places))
             yield some, hash_u64(self.calls, self.key_R, np.arange(some.start, some.stop)[:, None])
 

@@ -143,14 +143,21 @@ def anbncn(length: int) -> Automaton:
 
     def step(s: Any, x: int) -> Any:
         run, n, left = s  # letter that is written, its number in all, and how many of it are to come
+        if run == 0 and x == 0:
+            return (0, n + 1, 0) if n < most else None
         if run == 0:
-            return (0, n + 1, 0) if x == 0 and n < most else (1, n, n - 1) if x == 1 and n else None
-        after = (run, n, left - 1) if left else (2, n, n - 1) if run == 1 else (0, 1, 0)
-        return after if x == after[0] else None
+            return (1, n, n - 1) if x == 1 and n else None
+        if left:
+            return (run, n, left - 1) if x == run else None
+        if x != (run + 1) % 3:
+            return None
+        return (2, n, n - 1) if run == 1 else (0, 1, 0)
 
     def answer(s: Any) -> int | None:
         run, _, left = s
-        return None if run == 0 else run if left else (run + 1) % 3
+        if run == 0:
+            return None
+        return run if left else (run + 1) % 3
 
     return Automaton(
         ("a", "b", "c"),

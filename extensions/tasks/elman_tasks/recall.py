@@ -31,8 +31,10 @@ def mqar(length: int, pairs: int = 4, vocabulary: int = 256) -> Sequences:
         key_RP = draws.distinct(keys - 1, pairs) + 1
         value_RP = draws.distinct(vocabulary - keys, pairs) + keys
         query_RP = 2 * pairs + 2 * draws.distinct(space, pairs, odds)
-        tokens, targets, reach = draws.below(vocabulary, length), *np.zeros((2, draws.rows, length), dtype=np.int64)
-        tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = key_RP, value_RP
+        tokens = draws.below(vocabulary, length)
+        targets, reach = np.zeros((2, draws.rows, length), dtype=np.int64)
+        tokens[:, 0 : 2 * pairs : 2] = key_RP
+        tokens[:, 1 : 2 * pairs : 2] = value_RP
         np.put_along_axis(tokens, query_RP, key_RP, 1)
         np.put_along_axis(targets, query_RP, value_RP, 1)
         np.put_along_axis(reach, query_RP, query_RP - 2 * np.arange(pairs) + 1, 1)
@@ -134,7 +136,8 @@ def _copied(length: int, vocabulary: int, count: int, at: Any) -> Sequences:
         tokens, targets, reach = np.full((3, draws.rows, length), blank)
         np.put_along_axis(tokens, place_RN, copied, 1)
         tokens[:, length - count - 1] = mark
-        targets[:, -count:], asked = copied, np.arange(length) >= length - count
+        targets[:, -count:] = copied
+        asked = np.arange(length) >= length - count
         reach[:, -count:] = np.arange(length - count, length) - place_RN + 1
         return Drawn(tokens, targets, np.broadcast_to(asked, tokens.shape), None, reach)
 

@@ -98,8 +98,9 @@ def _measured(settings: Settings) -> Settings:
 def results(folder: Path) -> list[dict[str, Any]]:
     """The runs of a suite's folder that have ended well, trials apart, with what identifies each.
 
-    `held_out` is in bits a target, on sequences as long as those of training; `tests` as `score.accuracy` returns them at the
-    end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole` the means of theirs.
+    `held_out` is in bits a target, on sequences as long as those of training, infinite if unknown; `tests` as `score.accuracy`
+    returns them at the end; `accuracy` their mean over lengths, `best` the highest mean during the training; `end` and `whole`
+    the means of theirs.
     """
     rows = []
     ended: dict[str, list[tuple[Run, Any]]] = {}
@@ -108,30 +109,31 @@ def results(folder: Path) -> list[dict[str, Any]]:
         if run.manifest.get("status") == "ok" and not run.is_trial and lines:
             task = _without("until", str(run.settings["data"]["path"]).removeprefix("task:"))
             ended.setdefault(task, []).append((run, lines))
-    names = {task: _names([run for run, _ in some]) for task, some in ended.items()}
-    for task, run, lines in ((task, *each) for task, some in ended.items() for each in some):
-        settings, hardware = run.settings, run.manifest.get("hardware") or {}
-        rows.append(
-            {
-                "name": task.partition(":")[0],
-                "task": task,
-                "model": names[task][identity(run)],
-                "options": settings["model"]["options"],
-                "seed": settings["train"]["seed"],
-                "tuned": dict(run.job.get("tuned") or {}),
-                "parameters": run.manifest.get("parameters"),
-                "steps": run.manifest.get("steps_done"),
-                "protocol": effective_protocol(run),
-                "device": hardware.get("gpu") or "CPU",
-                "commit": run.manifest.get("git_commit"),
-                "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.nan),
-                "accuracy": mean(lines[-1]["tests"], "places"),
-                "best": max(mean(line["tests"], "places") for line in lines),
-                "end": mean(lines[-1]["tests"], "end"),
-                "whole": mean(lines[-1]["tests"], "whole"),
-                "tests": lines[-1]["tests"],
-            }
-        )
+    for task, some in ended.items():
+        names = _names([run for run, _ in some])
+        for run, lines in some:
+            settings, hardware = run.settings, run.manifest.get("hardware") or {}
+            rows.append(
+                {
+                    "name": task.partition(":")[0],
+                    "task": task,
+                    "model": names[identity(run)],
+                    "options": settings["model"]["options"],
+                    "seed": settings["train"]["seed"],
+                    "tuned": dict(run.job.get("tuned") or {}),
+                    "parameters": run.manifest.get("parameters"),
+                    "steps": run.manifest.get("steps_done"),
+                    "protocol": effective_protocol(run),
+                    "device": hardware.get("gpu") or "CPU",
+                    "commit": run.manifest.get("git_commit"),
+                    "held_out": (run.manifest.get("result") or {}).get("bits_per_byte", math.inf),
+                    "accuracy": mean(lines[-1]["tests"], "places"),
+                    "best": max(mean(line["tests"], "places") for line in lines),
+                    "end": mean(lines[-1]["tests"], "end"),
+                    "whole": mean(lines[-1]["tests"], "whole"),
+                    "tests": lines[-1]["tests"],
+                }
+            )
     return rows
 
 
@@ -208,5 +210,6 @@ def finish(folder: Path) -> tuple[list[Extra], Path] | None:
     if not (rows := results(folder)):
         return None
     made = tables(rows)
-    write_json(folder / RESULT, {"format": 1, "runs": rows})
+    known = [row | {"held_out": row["held_out"] if math.isfinite(row["held_out"]) else None} for row in rows]
+    write_json(folder / RESULT, {"format": 1, "runs": known})
     return made, write_report(folder, made)

@@ -229,9 +229,11 @@ def find(spec: str) -> Task:
                 if not 0 < fields["until"] <= 1:
                     raise ValueError
             else:
-                (options if key in own else fields)[key] = number = int(value)
+                number = int(value)
                 if not 0 <= number <= LONGEST:
                     raise ValueError
+                chosen_in = options if key in own else fields
+                chosen_in[key] = number
         except ValueError:
             takes = "a number from 0 to 1" if key == "until" else f"whole numbers from 0 to {LONGEST:,}"
             raise ConfigError(f"task {name}: {key} takes {takes}, not {value!r}") from None

@@ -21,7 +21,7 @@ from elman_tasks.score import accuracy, add, read
 from elman_tasks.source import TaskSource
 
 from elman_core.cli import main as elman
-from elman_core.extension import CheckpointError, ConfigError
+from elman_core.extension import CheckpointError, ConfigError, read_json, write_json
 
 TRAIN = ["--steps", "4", "--set", "train.batch_size=4", "--set", "train.eval_every=2", "--set", "train.save_every=2"]
 
@@ -240,6 +240,12 @@ def test_runs_become_tables_pictures_and_a_report(tmp_path):
     assert "the parity of the ones" in page
     assert page.count("data:image/svg") > 1
     assert len(json.loads((tmp_path / suites.RESULT).read_text())["runs"]) == 2
+    manifest = read_json(tmp_path / "runs/1/manifest.json")
+    del manifest["result"]["bits_per_byte"]  # the line of its evaluation was damaged
+    write_json(tmp_path / "runs/1/manifest.json", manifest)
+    assert suites.finish(tmp_path) is not None
+    first, second = (row["held_out"] for row in read_json(tmp_path / suites.RESULT)["runs"])
+    assert (first, second > 0) == (None, True)
 
 
 def test_a_variant_in_two_sizes_is_two_models_and_not_two_seeds(tmp_path):

@@ -85,7 +85,8 @@ def _machine() -> list[Row]:
     elif torch.cuda.is_available():
         rows += _gpus()
     elif torch.version.cuda:
-        here = "" if (driver := _driver()) == "unknown" else f", although driver {driver} is here: it may be too old"
+        driver = _driver()
+        here = "" if driver == "unknown" else f", although driver {driver} is here: it may be too old"
         rows.append(_row("GPU", "missing", f"torch for CUDA {torch.version.cuda} finds no GPU{here}", "nvidia-smi"))
     elif torch.backends.mps.is_available():
         rows.append(_row("GPU", "reference", "Apple MPS: plain PyTorch runs, without our kernels"))
@@ -139,7 +140,8 @@ def _usable_cache() -> Path:
     """The folder to which modules are compiled. Raises `KernelError` if it cannot be written or locked."""
     from elman_core.extension import locked, writable_cache
 
-    with locked(folder := writable_cache(), "doctor"):
+    folder = writable_cache()
+    with locked(folder, "doctor"):
         return folder
 
 

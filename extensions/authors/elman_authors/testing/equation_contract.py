@@ -121,6 +121,6 @@ def _assert_equal(name: str, tensor: Tensor | None, expected: np.ndarray, said: 
     what = name if name in ("y", "x") or name.startswith(("end", "start")) else f"the gradient of {name}"
     left_out = ", as the test's derivative leaves it out" if what != name and not size else ""
     why = left_out or rounded(error / max(size, 1e-12))
-    assert error <= LIMIT * size or error < 1e-12 > size, (
+    assert error <= LIMIT * size or max(error, size) < 1e-12, (
         f"{what} differs from the equation by {error:.1e}, where its norm is {size:.1e}{why} ({said})"
     )

@@ -198,11 +198,10 @@ def _wrong_values(variant: Variant, field: dataclasses.Field[Any]) -> list[Any]:
     if float in accepts:
         wrong += [math.nan, math.inf, -math.inf]
     if int in accepts or float in accepts:
-        wrong += [limits["ge"] - 1] if "ge" in limits else []
-        wrong += [limits["gt"]] if "gt" in limits else []
-        wrong += [limits["le"] + 1] if "le" in limits else []
-        wrong += [limits["lt"]] if "lt" in limits else []
-        wrong += [limits["multiple_of"] + 1] if limits.get("multiple_of", 1) > 1 else []
+        beyond = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
+        wrong += [limits[bound] + step for bound, step in beyond.items() if bound in limits]
+        if limits.get("multiple_of", 1) > 1:
+            wrong.append(limits["multiple_of"] + 1)
     if int in accepts and float not in accepts:
         wrong.append(1.5)
     return wrong

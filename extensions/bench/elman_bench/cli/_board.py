@@ -85,7 +85,8 @@ class Board:
         for name in ("job", "status", "where"):  # a long name must not lose its end, which tells it apart
             table.add_column(name, no_wrap=True)
         table.add_column("")
-        for state in sorted(self.states, key=lambda state: _rank(state.status))[: max(3, self.console.size.height - 4)]:
+        fitting = max(3, self.console.size.height - 4)
+        for state in sorted(self.states, key=lambda state: _rank(state.status))[:fitting]:
             contended = " contended" if state.contended else ""
             where = state.attempts[-1].slot if state.status == "running" and state.attempts else ""
             status = Text(printable(state.status) + contended, _STYLES.get(state.status, "red"))
@@ -104,10 +105,12 @@ class Board:
         now = progress(job.run) if job.run is not None and state.status == "running" else None
         if now is None:
             return ""
-        length, left = self.lengths.get(state.id), None
+        length = self.lengths.get(state.id)
+        left = None
         step = f"step {now.step}, {now.seconds / 60:.1f} min"
         if length is not None and length.steps:
-            step, left = f"step {now.step}/{length.steps}", now.seconds * (length.steps / now.step - 1)
+            step = f"step {now.step}/{length.steps}"
+            left = now.seconds * (length.steps / now.step - 1)
         elif length is not None and length.minutes:
             left = 60 * length.minutes - now.seconds
         ends = f"  {max(0.0, left) / 60:.1f} min left" if left is not None else ""

@@ -1,7 +1,8 @@
-"""The common parts of `elman bench` and `elman jobs`: slots, signals, exit codes."""
+"""The common parts of `elman bench`, `elman jobs` and `elman demo`: slots, new folders, signals, exit codes."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,23 +78,31 @@ def places(on: str, gpus: str, avoid: str, slots: int | None, share: int = 1) ->
         return Places(executor, executor.words, executor.uses_gpus)
     driver = None if gpus == "none" else monitor()
     found = driver.gpus() if driver else []
-    chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES")) if found or gpus != "auto" else []
+    chosen = []
+    if found or gpus != "auto":
+        chosen = choose(found, gpus, avoid, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if chosen and slots is not None:
         raise ConfigError("--slots divides the CPU, but each GPU takes one job: leave out --slots, or add --gpus none")
     if driver and chosen:
         names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in chosen)
         jobs = "one job" if share == 1 else f"{share} jobs"
-        return Places(
-            LocalExecutor(GpuSlots(chosen, driver, share=share), driver), f"{jobs} on each of GPU {names}", True
-        )
+        executor = LocalExecutor(GpuSlots(chosen, driver, share=share), driver)
+        return Places(executor, f"{jobs} on each of GPU {names}", True)
     if found:
         raise ConfigError(
             "no GPU is left: check --gpus, --avoid and CUDA_VISIBLE_DEVICES, or use the CPU with --gpus none"
         )
     cpu = CpuSlots(slots)
-    each = threads(cpu.threads)["OMP_NUM_THREADS"]
-    jobs, each = f"{cpu.count} job{'s' if cpu.count > 1 else ''}", f"{each} thread{'' if each == '1' else 's'}"
+    jobs = f"{cpu.count} job{'s' if cpu.count > 1 else ''}"
+    count = threads(cpu.threads)["OMP_NUM_THREADS"]
+    each = f"{count} thread{'' if count == '1' else 's'}"
     return Places(LocalExecutor(cpu), f"{jobs} at once on the CPU, {each} each", False)
+
+
+def free_folder(name: str) -> Path:
+    """`runs/NAME`, or with the first number that is free."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def run_suite(
@@ -175,4 +184,6 @@ def exit_code(states: Sequence[State], signum: int = 0) -> int:
     if signum:
         return 128 + signum
     codes = {_CODES.get(state.status.partition("@")[0], 1) for state in states if not state.ok}
-    return 0 if not codes else codes.pop() if len(codes) == 1 else 1
+    if not codes:
+        return 0
+    return codes.pop() if len(codes) == 1 else 1

@@ -85,8 +85,7 @@ def _plan(suite: Suite, overrides: Overrides) -> Plan:
     from elman_core.extension import open_text
 
     planned = plan(suite, overrides)
-    for job in planned.jobs[:1]:  # all runs have the same text and batch shape
-        open_text(job.settings)
+    open_text(planned.jobs[0].settings)  # all runs have the same text and batch shape
     return planned
 
 
@@ -119,9 +118,10 @@ def _show(suite: Suite, planned: Plan, path: Path, places: str, again: bool, jso
     rows: list[dict[str, Any]] = []
     for job in planned.jobs:
         state = read_state(path / "jobs" / f"{job.id}.json", job.id)
-        rows.append({**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)})
-        rows[-1]["trials_of"] = sorted({k for other in planned.jobs if other.id in job.trials for k in other.tuned})
-        rows[-1]["runs"] = state.unfinished or (again and not state.ok)
+        row = {**job.to_dict(), "tokens": job.tokens, "status": state.status, "then": _then(state, again)}
+        row["trials_of"] = sorted({k for other in planned.jobs if other.id in job.trials for k in other.tuned})
+        row["runs"] = state.unfinished or (again and not state.ok)
+        rows.append(row)
     if json:
         skipped = [vars(s) for s in planned.skipped]
         print(dump({"suite": suite.name, "folder": str(path), "on": places, "jobs": rows, "skipped": skipped}))
@@ -146,8 +146,12 @@ def _total(todo: Sequence[Planned]) -> str:
     """The number of runs, with their total time and tokens."""
     minutes = sum(job.settings.train.minutes or 0 for job in todo)
     tokens = sum(job.tokens or 0 for job in todo)
-    parts = [f"{len(todo)} runs"] + [f"{minutes / 60:.1f} hours of training in all"] * bool(minutes)
-    return ", ".join(parts + [f"{tokens:,} tokens"] * bool(tokens))
+    parts = [f"{len(todo)} runs"]
+    if minutes:
+        parts.append(f"{minutes / 60:.1f} hours of training in all")
+    if tokens:
+        parts.append(f"{tokens:,} tokens")
+    return ", ".join(parts)
 
 
 def _then(state: State, again: bool) -> str:

@@ -10,7 +10,7 @@ import typer
 from elman_core import list_variants
 from elman_core.extension import PluginError, print, resolve
 
-from ._folders import free_folder
+from ._schedule import free_folder
 
 PRESET = "demo"
 PROMPTS = ("import ", "def ", "class ")

@@ -12,8 +12,7 @@ from typer.core import TyperCommand
 
 from elman_core.extension import dump, print, table
 
-from ._folders import free_folder
-from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, places
+from ._schedule import Again, Avoid, Gpus, On, Slots, Timeout, carry_out, exit_code, free_folder, places
 
 if TYPE_CHECKING:
     from elman_bench.jobs.job import Attempt, Job, State
@@ -197,9 +196,10 @@ def _look(job: Job, state: State) -> None:
 
 def _where(state: State) -> str:
     last = _last(state)
-    if last is None or last.slot.endswith(f" of {last.host}"):  # a slot of a cluster names its machine
-        return last.slot if last else ""
-    return f"{last.slot} on {last.host}"
+    if last is None:
+        return ""
+    names_its_machine = last.slot.endswith(f" of {last.host}")  # on a cluster
+    return last.slot if names_its_machine else f"{last.slot} on {last.host}"
 
 
 def _why(state: State) -> str:

@@ -16,9 +16,11 @@ def _readable(paths: list[Path]) -> list[Any]:
     from elman_bench.results.runs import METRICS, find_runs
 
     runs = find_runs(paths)
-    left = [r for r in runs if (r.manifest or (r.path / METRICS).is_file()) and not (r.manifest and len(r.metrics))]
-    for run in left if len(left) < len(runs) else ():
-        print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
+    begun = [run for run in runs if run.manifest or (run.path / METRICS).is_file()]
+    left_out = [run for run in begun if not (run.manifest and len(run.metrics))]
+    if len(left_out) < len(runs):  # otherwise the command itself says that there is nothing
+        for run in left_out:
+            print(f"elman: {run.path} is left out: {run.fault or f'no step in {METRICS}'}", file=sys.stderr)
     return runs
 
 

@@ -33,15 +33,16 @@ def size(
 
     options = variant_options(sets)
     layers = resolve_pattern(name, options)
-    title, full = (name, {x.name: x.options for x in layers}) if layers[1:] else (layers[0].name, layers[0].options)
+    title, full = layers[0].name, layers[0].options
+    if len(layers) > 1:
+        title, full = name, {layer.name: layer.options for layer in layers}
     target = parse_parameters(params)
     sizes = candidates(name, options, target, depth=depth, width=dim, multiple=multiple, mlp_ratio=mlp_ratio)
     if depth is not None or dim is not None:
         sizes = sizes[:SHOWN]
     if json:
         found_sizes = [{**vars(s), "aligned": s.aligned, "fits": s.fits} for s in sizes]
-        facts = {"name": title, "options": full, "target": target}
-        print(dump({**facts, "candidates": found_sizes}))
+        print(dump({"name": title, "options": full, "target": target, "candidates": found_sizes}))
         return
     print(f"{title}, {target:,} parameters")
     rows = [

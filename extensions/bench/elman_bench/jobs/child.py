@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from elman_core.extension import StorageError, write_json
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -58,31 +60,24 @@ def _adopt() -> None:
 
 def _end_leftovers() -> None:
     """SIGTERM, then SIGKILL, to the processes that outlived the command."""
-    if not (left := _others()):
-        return
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        for pid in left:
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
-        end = time.monotonic() + GRACE
-        while left and time.monotonic() < end:
-            time.sleep(0.05)
-            left = _others()
+        left = _others()
+        for process in left:
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+                process.send_signal(signum)
+        psutil.wait_procs(left, GRACE)
 
 
-def _others() -> list[int]:
+def _others() -> list[psutil.Process]:
     """Live processes of this process's group but itself, and its descendants."""
-    import psutil
-
-    group, found = os.getpgrp(), []
+    group = os.getpgrp()
+    found = []
     below = set(psutil.Process().children(recursive=True))
     for process in psutil.process_iter():
         try:
             mine = process.pid not in (0, os.getpid(), os.getppid()) and os.getpgid(process.pid) == group
             if (mine or process in below) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+                found.append(process)
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue
     return found

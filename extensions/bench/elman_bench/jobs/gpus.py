@@ -85,7 +85,9 @@ def parse(text: str, found: Sequence[Gpu], flag: str) -> list[Gpu]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         if span := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part):
             first, last = int(span[1]), int(span[2] or span[1])
-            missing = next((i for i in range(first, last + 1) if i not in by_index), part if last < first else None)
+            missing: int | str | None = next((i for i in range(first, last + 1) if i not in by_index), None)
+            if last < first:
+                missing = part
             if missing is not None:
                 raise ConfigError(f"{flag} {text}: there is no GPU {missing}. {have}")
             chosen += [by_index[i] for i in range(first, last + 1)]
@@ -103,8 +105,9 @@ def _visible(found: Sequence[Gpu], text: str) -> list[Gpu]:
     """The GPUs that CUDA sees: it stops at the first entry that names none."""
     chosen: list[Gpu] = []
     for part in (p.strip() for p in text.split(",")):
+        is_range = "-" in part and part[0].isdigit()
         try:
-            hits = parse(part, found, "CUDA_VISIBLE_DEVICES") if "-" not in part or not part[0].isdigit() else []
+            hits = [] if is_range else parse(part, found, "CUDA_VISIBLE_DEVICES")
         except ConfigError:
             if part.lower().startswith("mig-"):
                 raise

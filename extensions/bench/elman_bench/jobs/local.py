@@ -25,7 +25,7 @@ from elman_core.extension import (
 
 from .gpus import GpuLostError, Nvml
 from .job import PYTHON, Attempt, Ending, Job, Slot
-from .locks import holder, is_locked, lock_soon
+from .locks import Lock, holder, is_locked, lock_soon
 from .slots import CpuSlots, GpuSlots
 
 CHILD = (*PYTHON, "-m", "elman_bench.jobs.child")
@@ -69,37 +69,30 @@ class LocalExecutor:
         with storage_errors(f"cannot write {log}"):
             log.parent.mkdir(parents=True, exist_ok=True)
             job.state.parent.mkdir(parents=True, exist_ok=True)
-            output = appending(log)
-        try:
-            lock = lock_soon(running.lock)
-        except BlockingIOError as error:  # its state file was removed while it ran
-            raise ConfigError(
-                f"job {job.id} still runs, started by an earlier scheduler (pid {holder(running.lock)}): end that process, "
-                "then run the same command with --again"
-            ) from error
-        with storage_errors(f"cannot remove {running.exit_file}"):
-            running.exit_file.unlink(missing_ok=True)  # of an attempt whose state file was removed
-        fds = [lock.fd, *(other.fd for other in self.slots.locks(slot))]
-        try:
-            running.process = subprocess.Popen(
-                [*self.child, str(running.exit_file), ",".join(map(str, fds)), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot.env, **job.env},
-                pass_fds=fds,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:  # too long, with a NUL, or no more processes: as when it is not there
-            output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
-            write_json(running.exit_file, {"exit_code": 126})
-        else:
-            with contextlib.suppress(StorageError):  # the job runs, and the state file says the same
-                lock.write(f"{running.process.pid}\n")
-            attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
-        finally:
-            output.close()
-            lock.close()  # the child has it now
+        with appending(log) as output, contextlib.closing(_locked(running)) as lock:  # then the child has both
+            with storage_errors(f"cannot remove {running.exit_file}"):
+                running.exit_file.unlink(missing_ok=True)  # of an attempt whose state file was removed
+            fds = [lock.fd, *(other.fd for other in self.slots.locks(slot))]
+            try:
+                running.process = subprocess.Popen(
+                    [*self.child, str(running.exit_file), ",".join(map(str, fds)), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **slot.env, **job.env},
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # too long, with a NUL, or no more processes: as when it is not there
+                output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
+                write_json(running.exit_file, {"exit_code": 126})
+            else:
+                with contextlib.suppress(StorageError):  # the job runs, and the state file says the same
+                    lock.write(f"{running.process.pid}\n")
+                attempt.pid, attempt.pid_started = running.process.pid, started_at(running.process.pid)
         attempt.host, attempt.slot = platform.node(), slot.name
         attempt.gpu_uuid = ",".join(slot.gpus) or None
         attempt.log = str(log)
@@ -123,7 +116,8 @@ class LocalExecutor:
     def poll(self, handle: Running) -> Ending | None:
         if handle.process is not None:
             handle.process.poll()  # reaps it
-        if (code := _exit_code(handle.exit_file)) is None:
+        code = _exit_code(handle.exit_file)
+        if code is None:
             if is_locked(handle.lock):
                 return None
             code = _exit_code(handle.exit_file)  # written before the lock was released
@@ -181,6 +175,17 @@ class LocalExecutor:
                 self.slots.retire(uuid)
                 return f"gpu lost: {error}"
         return ""
+
+
+def _locked(running: Running) -> Lock:
+    """The lock of an attempt. Raises `ConfigError` if the attempt runs: its state file was removed meanwhile."""
+    try:
+        return lock_soon(running.lock)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"job {running.job.id} still runs, started by an earlier scheduler (pid {holder(running.lock)}): end that "
+            "process, then run the same command with --again"
+        ) from error
 
 
 def _belongs(pid: int, leader: int) -> bool:
@@ -241,7 +246,8 @@ def stop_orphan(job: Job, attempt: Attempt, number: int) -> bool:
 
 def orphan_ending(job: Job, attempt: Attempt, number: int) -> Ending | None:
     """How an attempt of this machine without a scheduler ended; None if it runs or left no trace."""
-    lock, exit_file = attempt_lock(job, number), job.attempt_log(number).with_suffix(".exit")
+    lock = attempt_lock(job, number)
+    exit_file = job.attempt_log(number).with_suffix(".exit")
     if attempt.host != platform.node() or is_locked(lock) or not (lock.exists() or exit_file.exists()):
         return None
     return Ending(_exit_code(exit_file))

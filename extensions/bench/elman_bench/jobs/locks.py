@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -43,10 +44,11 @@ class SharedLock(Lock):
     """
 
     def _open(self) -> int:
-        path, hint = self.path, "; set ELMAN_LOCKS to a folder of this machine"
+        path = self.path
+        hint = "; set ELMAN_LOCKS to a folder of this machine"
         try:
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another user may make it at this moment
+                path.parent.mkdir(parents=True)
                 path.parent.chmod(0o1777)
             if path.parent == MACHINE_WIDE and path.parent.is_symlink():
                 raise StorageError(f"{path.parent} is a link, which another user may have planted; remove it{hint}")

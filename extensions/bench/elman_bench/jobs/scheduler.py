@@ -145,12 +145,12 @@ class Scheduler:
         self.stopping = "interrupted"
 
     def _say_stopping(self) -> None:
-        if self.stopping and not self._told:
-            self._told = True
-            why, kills = ("out of time", "Ctrl-C") if time.monotonic() > self.until else ("stopping", "a second Ctrl-C")
-            self.observer.event(f"{why}: running jobs save first; {kills} kills them")
-
-    # taking up
+        if not self.stopping or self._told:
+            return
+        self._told = True
+        late = time.monotonic() > self.until
+        why, kills = ("out of time", "Ctrl-C") if late else ("stopping", "a second Ctrl-C")
+        self.observer.event(f"{why}: running jobs save first; {kills} kills them")
 
     def _take_up(self) -> None:
         """Find jobs that an earlier scheduler left running; queue unfinished jobs."""
@@ -173,8 +173,6 @@ class Scheduler:
         self.active[job.id] = _Active(job, slot, handle, time.monotonic() - _age(attempt.started))
         self._write(job)
         self.observer.event(f"{job.id}: still runs on {slot.name}, started by an earlier scheduler")
-
-    # starting
 
     def _start_what_fits(self) -> None:
         while (job := self._next()) is not None:
@@ -224,13 +222,17 @@ class Scheduler:
             handle = self.executor.start(job, slot, command, attempt, len(state.attempts))
         except ElmanError as error:
             self.executor.release(slot)
-            state.status, attempt.ended, attempt.cause = CRASHED, now("milliseconds"), str(error)
+            state.status = CRASHED
+            attempt.ended = now("milliseconds")
+            attempt.cause = str(error)
             self._write(job)
             self.observer.event(f"{job.id}: {CRASHED}: {error}")
             return
         self.active[job.id] = _Active(job, slot, handle, time.monotonic())
         self._write(job)
-        how = "resumed" if command != job.command else "started" if len(state.attempts) == 1 else "started again"
+        how = "started" if len(state.attempts) == 1 else "started again"
+        if command != job.command:
+            how = "resumed"
         self.observer.event(f"{job.id}: {how} on {slot.name}")
 
     def _say_waiting(self) -> None:
@@ -247,8 +249,6 @@ class Scheduler:
         self.states[job.id].status = KILLED
         self._write(job)
         self.observer.event(f"{job.id}: cancelled before it started")
-
-    # watching
 
     def _watch(self, active: _Active) -> None:
         ending = self.executor.poll(active.handle)
@@ -270,7 +270,8 @@ class Scheduler:
             self._look_around(active)
 
     def _stop(self, active: _Active, reason: str, clock: float) -> None:
-        active.reason, active.deadline = reason, min(active.deadline, clock + self.grace)
+        active.reason = reason
+        active.deadline = min(active.deadline, clock + self.grace)
         self.executor.stop(active.handle)
         self.observer.event(f"{active.job.id}: {reason}, told to save and stop")
 
@@ -283,8 +284,6 @@ class Scheduler:
             state.attempts[-1].strangers += new
             self._write(active.job)
             self.observer.event(f"{active.job.id}: CONTENDED, {active.slot.name} is shared with {', '.join(new)}")
-
-    # ending
 
     def _end(self, active: _Active, ending: Ending) -> None:
         job, state = active.job, self.states[active.job.id]
@@ -301,9 +300,11 @@ class Scheduler:
             self.queue.append(job)
         why = f" ({attempt.cause})" if attempt.cause else ""
         seconds = f"{time.monotonic() - active.began:.0f} s"
-        tail = figures(job)
-        if state.status != OK:
-            tail = f": {said}" if (said := last_word(attempt)) else ""
+        if state.status == OK:
+            tail = figures(job)
+        else:
+            said = last_word(attempt)
+            tail = f": {said}" if said else ""
             tail += "; will be tried again" if again else f"; see {attempt.log}"
         self.observer.event(f"{job.id}: {state.status}{why} after {seconds}{tail}")
 
@@ -316,7 +317,8 @@ class Scheduler:
         self._write(job)
 
     def _write(self, job: Job) -> None:
-        if self._wrote and not (folder := job.state.parent.parent).is_dir():
+        folder = job.state.parent.parent
+        if self._wrote and not folder.is_dir():
             hint = "run the same command with --out and its new place"
             raise StorageError(f"{folder} was moved or removed while its jobs ran: {hint}")
         self._wrote = True

@@ -74,8 +74,9 @@ class GpuSlots:
         self._give(list(self.held))
 
     def _take(self, gpu: Gpu, who: str) -> bool:
+        lock_file = self.folder / f"{gpu.uuid}.lock"
         try:
-            lock = SharedLock(lock_file := self.folder / f"{gpu.uuid}.lock")
+            lock = SharedLock(lock_file)
         except BlockingIOError:
             self.why[gpu.uuid] = f"gpu {gpu.index}: taken by {holder(lock_file)}"
             return False
@@ -145,9 +146,10 @@ def survey(gpus: Sequence[Gpu], monitor: Nvml, folder: Path | None = None) -> li
     rows = []
     folder = folder or lock_folder()
     for gpu in gpus:
+        lock_file = folder / f"{gpu.uuid}.lock"
         reason = _why_busy(gpu, monitor) or "free"
-        if is_locked(folder / f"{gpu.uuid}.lock"):
-            reason = f"taken by {holder(folder / f'{gpu.uuid}.lock')}"
+        if is_locked(lock_file):
+            reason = f"taken by {holder(lock_file)}"
         rows.append({"gpu": str(gpu.index), "name": gpu.name, "uuid": gpu.uuid, "state": reason})
     return rows
 

@@ -148,15 +148,14 @@ def chosen(runs: Sequence[Run]) -> list[Run]:
 
 def _common_tokens(runs: Iterable[Run]) -> int | None:
     """The fewest bytes that a finished run saw; if none has finished, that any run saw."""
-    finished: list[int] = []
-    begun: list[int] = []
+    sizes: dict[bool, list[int]] = {True: [], False: []}  # of runs that have ended well, and of others
     for run in runs:
         ended = run.status in ENDED_WELL
         seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
         seen = seen or run.metrics.summary().get("bytes_seen")
         if seen:
-            (finished if ended else begun).append(int(seen))
-    return min(finished or begun, default=None)
+            sizes[ended].append(int(seen))
+    return min(sizes[True] or sizes[False], default=None)
 
 
 def _order(sort: str) -> Any:
@@ -199,9 +198,10 @@ def notes(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
     for run in begun:
         if fault := fault_of_metrics(run):
             found.append(f"{run.path.name}: {fault}")
-    short = {n for row in rows if "last_100" in row.figures and (n := _steps(row.runs[0])) and n < WINDOW}
+    steps = {_steps(row.runs[0]) for row in rows if "last_100" in row.figures}
+    short = sorted(count for count in steps if count and count < WINDOW)
     if short:
-        found.append(f"'last 100' is the mean of all steps where a run has fewer: {', '.join(map(str, sorted(short)))}")
+        found.append(f"'last 100' is the mean of all steps where a run has fewer: {', '.join(map(str, short))}")
     found += _kernels(begun)
     for run in runs:
         if run.standing[1] and run.standing[0] != "contended":
@@ -218,14 +218,18 @@ def fault_of_metrics(run: Run) -> str:
         lost: int | None = done - len(read)
     else:
         lost = read.lacking if read else (run.manifest.get("result") or {}).get("lacking_steps")
-    found = [f"{read.broken} lines are damaged, repeated or misplaced"] if read and read.broken else []
-    found += [f"{lost} steps have no line, and no mean over them is shown"] if lost and lost > 0 else []
+    found = []
+    if read and read.broken:
+        found.append(f"{read.broken} lines are damaged, repeated or misplaced")
+    if lost and lost > 0:
+        found.append(f"{lost} steps have no line, and no mean over them is shown")
     return f"in {METRICS} {', '.join(found)}" if found else ""
 
 
 def _steps(run: Run) -> int | None:
     """The optimizer steps of a run, if it or its metrics tell."""
-    if isinstance(done := run.manifest.get("steps_done"), int):
+    done = run.manifest.get("steps_done")
+    if isinstance(done, int):
         return done
     last = progress(run.path, str(run.manifest.get("id", "")))
     return last.step if last else None
@@ -234,7 +238,7 @@ def _steps(run: Run) -> int | None:
 def _kernels(runs: Sequence[Run]) -> list[str]:
     """GPU runs without a kernel, and kernels that were not verified."""
     plain: dict[str, None] = {}
-    unverified: dict[str, None] = {}
+    unverified: list[str] = []
     for run in runs:
         backends = [str(b) for b in run.manifest.get("backends") or []]
         on_gpu = str((run.manifest.get("hardware") or {}).get("device")).startswith("cuda")
@@ -242,9 +246,13 @@ def _kernels(runs: Sequence[Run]) -> list[str]:
             plain[f"{label(run)} ({'; '.join(backends)})"] = None
         kernels = run.manifest.get("kernels") or {}
         if any(isinstance(use, dict) and use.get("skipped") for use in kernels.values()):
-            unverified[run.path.name] = None
-    found = [f"on the GPU as plain PyTorch, without a kernel: {', '.join(plain)}"] if plain else []
-    return found + ([f"kernels were not verified (ELMAN_VERIFY=skip): {', '.join(unverified)}"] if unverified else [])
+            unverified.append(run.path.name)
+    found = []
+    if plain:
+        found.append(f"on the GPU as plain PyTorch, without a kernel: {', '.join(plain)}")
+    if unverified:
+        found.append(f"kernels were not verified (ELMAN_VERIFY=skip): {', '.join(unverified)}")
+    return found
 
 
 def hardware(run: Run) -> str:

@@ -173,9 +173,7 @@ def _place(run: Run) -> int:
 
 
 def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
-    a, b = (
-        {s: v for s, v in zip(r.metrics.columns["step"], bits(r), strict=True) if not math.isnan(v)} for r in (one, two)
-    )
+    a, b = _bits_by_step(one), _bits_by_step(two)
     common = [int(step) for step in sorted(a.keys() & b.keys())]
     count = last or max(math.ceil(SHARE * len(common)), min(LEAST, math.ceil(len(common) / 2)))
     steps = common[-count:]
@@ -183,13 +181,22 @@ def _pair(one: Run, two: Run, last: int | None) -> SeedPair:
     paired = same_batches(one, two)
     difference, drift = None, None
     if len(steps) >= FEWEST and np.isfinite(bits_2N).all():
-        difference = bootstrap_mean(bits_2N[0] - bits_2N[1]) if paired else _independent(bits_2N)
-        drift = _drift(bits_2N[0] - bits_2N[1]) if paired else None
+        if paired:
+            difference = bootstrap_mean(bits_2N[0] - bits_2N[1])
+            drift = _drift(bits_2N[0] - bits_2N[1])
+        else:
+            difference = _independent(bits_2N)
     ends = [_heldout(run) for run in (one, two)]
     heldout = None if None in ends else ends[0] - ends[1]  # type: ignore[operator]
     return SeedPair(
         (one.seed, two.seed), paired, (steps[0], steps[-1]) if steps else (0, 0), difference, drift, heldout
     )
+
+
+def _bits_by_step(run: Run) -> dict[float, float]:
+    """The training losses that are known."""
+    losses = zip(run.metrics.columns["step"], bits(run), strict=True)
+    return {step: loss for step, loss in losses if not math.isnan(loss)}
 
 
 def same_batches(one: Run, two: Run) -> bool:
@@ -273,11 +280,11 @@ def verdict(comparison: Comparison) -> str:
     one, two = comparison.first.name, comparison.second.name
     if interval is None:
         return f"{one} and {two}: too few steps in common"
-    basis = (
-        f"held out, {interval.count} seeds" if comparison.heldout is not None
-        else f"training loss, {interval.count} seeds" if comparison.loss is not None
-        else "training loss, one pair of runs"
-    )  # fmt: skip
+    basis = "training loss, one pair of runs"
+    if comparison.heldout is not None:
+        basis = f"held out, {interval.count} seeds"
+    elif comparison.loss is not None:
+        basis = f"training loss, {interval.count} seeds"
     where = " at equal steps" if comparison.heldout is None and _in_minutes(comparison.first, comparison.second) else ""
     percent = f"{100 * LEVEL:g} % interval"
     if not interval.clear:

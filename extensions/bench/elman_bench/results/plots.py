@@ -114,7 +114,7 @@ def by_length(
         figure, axes = _figure(6.4, 4.2)
         for i, (name, values) in enumerate(lines.items()):
             style = {"color": COLOURS[i % MOST], "linestyle": DASHES[(i + i // MOST) % len(DASHES)]}
-            label = _plain(f"{name} ({count} seeds)" if (count := max(map(len, values.values()))) > 1 else name)
+            label = _label(name, max(map(len, values.values())))
             axes.plot([*values], [np.mean(v) for v in values.values()], label=label, marker="o", markersize=3, **style)
             low, high = [min(v) for v in values.values()], [max(v) for v in values.values()]
             axes.fill_between([*values], low, high, color=style["color"], alpha=0.15, linewidth=0)
@@ -128,6 +128,10 @@ def by_length(
 def _plain(name: str) -> str:
     """A name as text for matplotlib, which reads mathematics between two `$` and leaves `_…` out of legends."""
     return (f" {name}" if name.startswith("_") else name).replace("$", r"\$")
+
+
+def _label(name: str, seeds: int) -> str:
+    return _plain(f"{name} ({seeds} seeds)" if seeds > 1 else name)
 
 
 def _svg(figure: Any) -> bytes:
@@ -156,9 +160,13 @@ def _save(out: Path, figures: Mapping[str, Any]) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             for kind in ("png", "svg"):
-                written.append(out / f"{name}.{kind}")
-                with replacing(written[-1]) as file:
-                    file.write(_svg(figure)) if kind == "svg" else figure.savefig(file, format=kind)
+                path = out / f"{name}.{kind}"
+                with replacing(path) as file:
+                    if kind == "svg":
+                        file.write(_svg(figure))
+                    else:
+                        figure.savefig(file, format=kind)
+                written.append(path)
     return written
 
 
@@ -193,7 +201,7 @@ def _losses(members: Sequence[Contender], x: str) -> Any:
         curves = [curve(run) for run in _drawn(member)]
         across, low, mean, high = _over_seeds(curves, _KEYS[x])
         style = {"color": COLOURS[i], "linestyle": DASHES[i]}
-        axes.plot(*thin(across, mean, 800), label=_plain(_seeded(member)), zorder=4, **style)
+        axes.plot(*thin(across, mean, 800), label=_label(member.name, len(curves)), zorder=4, **style)
         if len(curves) > 1:
             xs, bottom = thin(across, low, 800)
             axes.fill_between(
@@ -223,10 +231,6 @@ def _drawn(member: Contender) -> list[Run]:
     """One run of each seed, as in tables: those that ended well, if any did."""
     runs = [*by_seed(member).values()]
     return [run for run in runs if run.status in ENDED_WELL] or runs
-
-
-def _seeded(member: Contender) -> str:
-    return f"{member.name} ({count} seeds)" if (count := len(_drawn(member))) > 1 else member.name
 
 
 def _over_seeds(curves: Sequence[Curve], key: str) -> tuple[Any, Any, Any, Any]:

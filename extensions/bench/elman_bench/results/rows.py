@@ -161,7 +161,8 @@ def _merged(rows: Sequence[Row]) -> Row:
     once: dict[Any, Row] = {}  # a repeated run is no second sample
     for row in good or rows:
         once.setdefault(row.seeds or row.runs[0].path, row)
-    counted, figures = list(once.values()), {}
+    counted = list(once.values())
+    figures = {}
     for name in {name for row in counted for name in row.figures}:
         values = [row.figures[name].value for row in counted if name in row.figures]
         spread = statistics.stdev(values) if len(values) > 1 else None
@@ -171,13 +172,15 @@ def _merged(rows: Sequence[Row]) -> Row:
         ("repeated" if row.status == "ok" else row.status) + (f" (seed {row.seeds[0]})" if row.seeds else "")
         for row in left
     )
-    remark = (f"left out: {said}" if good and said else said) or rows[0].remark
+    remark = rows[0].remark
+    if said and len(rows) > 1:
+        remark = f"left out: {said}" if good else said
     return replace(
         rows[0],
         runs=tuple(run for row in rows for run in row.runs),
         figures=figures,
         status=counted[0].status,
-        remark=remark if len(rows) > 1 else rows[0].remark,
+        remark=remark,
         seeds=tuple(seed for row in counted for seed in row.seeds),
         chosen=any(row.chosen for row in rows),
     )

@@ -47,8 +47,9 @@ class Suite:
     @cached_property
     def trials(self) -> frozenset[str]:
         """The ids of the jobs that are trials: also of values that a later version of the suite added or left out."""
-        listed = {str(id) for job in self.jobs for id in job.get("trials") or ()}
-        return frozenset(listed | {id for job in self.jobs if (id := str(job["id"])).endswith("-trial")})
+        jobs = self.jobs
+        listed = {str(id) for job in jobs for id in job.get("trials") or ()}
+        return frozenset(listed | {str(job["id"]) for job in jobs if str(job["id"]).endswith("-trial")})
 
 
 @dataclass(frozen=True)

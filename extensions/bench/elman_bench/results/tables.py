@@ -119,12 +119,14 @@ def terminal(results: Results, by_model: bool = False, width: int | None = None)
         names, rows, numbers = _cells(group, by_model)
         kept = _fitting(names, rows, width)
         dropped += [name for i, name in enumerate(names) if i not in kept and name not in dropped]
-        lines = aligned(*([[cells[i] for i in kept] for cells in (names, *rows)], [numbers[i] for i in kept]))
+        cells = [[row[i] for i in kept] for row in (names, *rows)]
+        lines = aligned(cells, [numbers[i] for i in kept])
         notes = (wrapped(f"  note: {note}", width) for note in group.notes)
         blocks.append("\n".join([wrapped(heading(group), width), *lines, *notes]))
     if dropped:
         blocks.append(wrapped(f"not shown at this width: {', '.join(dropped)} (--format markdown has them)", width))
-    blocks += ["\n".join(wrapped(line, width) for line in difference_lines(results))] if results.differences else []
+    if results.differences:
+        blocks.append("\n".join(wrapped(line, width) for line in difference_lines(results)))
     if results.hidden:
         blocks.append(f"{results.hidden} runs with values of tuned settings that were not chosen: --all shows them")
     return "\n\n".join(blocks)

@@ -195,16 +195,18 @@ def read_listed(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     jobs = tree.get("jobs")
-    if not isinstance(jobs, list) or not all(
-        isinstance(job, dict)
-        and isinstance(job.get("id"), str)
-        and isinstance(words := job.get("command", []), list)
-        and all(isinstance(word, str) for word in words)
-        and (isinstance(job.get("settings"), dict) if path.name == SUITE else words)
-        for job in jobs
-    ):
+    if not isinstance(jobs, list) or not all(_is_job(job, of_suite=path.name == SUITE) for job in jobs):
         raise CheckpointError(f"{path} is not a list of jobs: remove it, then run the same command to make it again")
     return tree
+
+
+def _is_job(job: Any, of_suite: bool) -> bool:
+    if not isinstance(job, dict) or not isinstance(job.get("id"), str):
+        return False
+    words = job.get("command", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return False
+    return isinstance(job.get("settings"), dict) if of_suite else bool(words)
 
 
 def best(folder: Path, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -246,8 +248,8 @@ def settle(folder: Path, job: str) -> None:
         put(tree, key, value)
     settings = from_dict(tree)
     entry |= {"settings": settings.to_dict(), "lr": settings.train.lr, "chosen": values}
-    write_json(folder / SUITE, facts)
     write_text(folder / "jobs" / f"{job}.toml", recipe(settings))
+    write_json(folder / SUITE, facts)  # last: it says that the choice is made
 
 
 def recipe(settings: Settings) -> str:

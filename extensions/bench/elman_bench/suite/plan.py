@@ -136,8 +136,10 @@ def plan(suite: Suite, overrides: Overrides) -> Plan:
         if tuning is None:
             raise ConfigError(f"--tuning needs a suite with trials, and {suite.name} has no table tuning")
         tuning = overrides.tuning
-    each = [math.prod(map(len, {**suite.tuned, **entry.tuned, **axes}.values())) for entry in entries]
-    number = len(seeds) * sum(count * len(_sizes(entry, suite)) for count, entry in zip(each, entries, strict=True))
+    number = 0
+    for entry in entries:
+        values = math.prod(map(len, {**suite.tuned, **entry.tuned, **axes}.values()))
+        number += values * len(_sizes(entry, suite)) * len(seeds)
     if number > MOST:
         raise ConfigError(f"suite {suite.name} has {number:,} runs, and at most {MOST:,} can be planned: split it")
     runs: list[list[tuple[Planned, ...]]] = []  # of each model and value, the runs of each seed
@@ -192,12 +194,13 @@ def chosen(suite: Suite, names: Sequence[str]) -> list[Entry]:
 
 def _overridden(suite: Suite, overrides: Overrides) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """The protocol with the changes of the command line, and values of tuned settings that replace the suite's."""
-    if sum(given is not None for given in (overrides.steps, overrides.tokens, overrides.minutes)) > 1:
+    lengths = sum(given is not None for given in (overrides.steps, overrides.tokens, overrides.minutes))
+    if lengths > 1:
         raise ConfigError("give one of --steps, --tokens and --minutes")
     tree: dict[str, Any] = {table: dict(values) for table, values in suite.protocol.items()}
     put(tree, "data.path", overrides.data)
     axes: dict[str, tuple[Any, ...]] = {}
-    tuned = {key for tuned in (suite.tuned, *(e.tuned for e in suite.models)) for key in tuned}
+    tuned = set(suite.tuned).union(*(entry.tuned for entry in suite.models))
     for text in overrides.sets:
         key, value = _parsed(text)
         several = isinstance(value, list) and key in TUNABLE
@@ -207,7 +210,7 @@ def _overridden(suite: Suite, overrides: Overrides) -> tuple[dict[str, Any], dic
             raise ConfigError(f"--set {key}: the suite sets it; {_DECIDED[key]}")
         else:
             put(tree, key, value)
-    if not (overrides.steps is overrides.tokens is overrides.minutes is None):
+    if lengths:
         for length in ("steps", "minutes"):
             tree.setdefault("train", {}).pop(length, None)
     if overrides.steps is not None:
@@ -233,8 +236,10 @@ def _parsed(text: str) -> tuple[str, Any]:
     """Key and value of one `--set`."""
     key = text.partition("=")[0].strip()
     tree: Any = apply_sets({}, [text])
-    table, name, *option = key.split(".", 2)
-    for part in (table, name, *(part for own in option for part in own.rsplit(".", 1))):  # an option of one variant
+    parts = key.split(".", 2)
+    if len(parts) == 3:  # an option, perhaps of one variant
+        parts[2:] = parts[2].rsplit(".", 1)
+    for part in parts:
         tree = tree[part]
     if tree == []:
         raise ConfigError(f"{key} has no values")

@@ -15,7 +15,7 @@ from typing import Any
 
 from elman_bench.jobs.job import ID, State
 from elman_bench.jobs.locks import fcntl
-from elman_bench.results.runs import MANIFEST
+from elman_bench.results.runs import MANIFEST, read_run
 from elman_core.extension import (
     METRICS,
     CheckpointError,
@@ -74,24 +74,34 @@ class Record:
         """Write the runs of the file into the folder, without those that it has, in whatever state. Raises `StorageError` and,
         for a run that is damaged, `CheckpointError`."""
         suite = read_listed(self.folder / SUITE) or {"format": 1, "created": now(), "jobs": []}
-        jobs = {job["id"]: job for job in suite["jobs"]}
-        for id, kept in self.runs.items():
-            run, state = self.folder / "runs" / id, self.folder / "jobs" / f"{id}.json"
-            if run.exists() or state.exists():
-                continue
-            if manifest := kept["manifest"]:
-                try:
-                    files = _files(kept)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    raise self._damaged(id) from error
-                run.mkdir(parents=True)
-                for name, text in files.items():
-                    write_text(run / name, text)
-                write_json(run / MANIFEST, manifest)
-            state.parent.mkdir(parents=True, exist_ok=True)
-            write_json(state, kept["state"])
-            jobs[id] = kept["job"]
+        lacking = {id: kept for id, kept in self.runs.items() if not self._has(id, kept)}
+        files = {id: self._files(id, kept) for id, kept in lacking.items()}
+        jobs = {job["id"]: job for job in suite["jobs"]} | {id: kept["job"] for id, kept in lacking.items()}
         write_json(self.folder / SUITE, {**suite, "jobs": list(jobs.values())})
+        for id, kept in lacking.items():
+            run, state = self.folder / "runs" / id, self.folder / "jobs" / f"{id}.json"
+            if kept["manifest"]:
+                run.mkdir(parents=True, exist_ok=True)
+                for name, text in files[id].items():
+                    write_text(run / name, text)
+                write_json(run / MANIFEST, kept["manifest"])
+            state.parent.mkdir(parents=True, exist_ok=True)
+            write_json(state, kept["state"])  # last: without it, a kill came before, and all is written again
+
+    def _has(self, id: str, kept: dict[str, Any]) -> bool:
+        """Whether the folder has a run of this name: its state, or the manifest of another training."""
+        own = kept["manifest"].get("id")
+        here = read_run(self.folder / "runs" / id).manifest.get("id", own)
+        return here != own or (self.folder / "jobs" / f"{id}.json").exists()
+
+    def _files(self, id: str, kept: dict[str, Any]) -> dict[str, str]:
+        """The logs of a run of the file, by name. Raises `CheckpointError`."""
+        if not kept["manifest"]:
+            return {}
+        try:
+            return _logs(kept)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(id) from error
 
     def add(self, states: Sequence[State]) -> None:
         """Write the file again if a run has ended since. Raises `StorageError`."""
@@ -119,7 +129,7 @@ class Record:
         return (kept.get("status"), len(kept.get("attempts", ()))) != (state.status, len(state.attempts))
 
 
-def _files(kept: dict[str, Any]) -> dict[str, str]:
+def _logs(kept: dict[str, Any]) -> dict[str, str]:
     """The logs of a run of the file, by name."""
     columns = {k: map(float, values.split()) for k, values in kept["curve"].items()}
     steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

@@ -54,7 +54,8 @@ def chat(
             while part.finish is None and request.error is None:
                 changed.wait()
                 changed.clear()
-                answer += (text := part.more())
+                text = part.more()
+                answer += text
                 print(printable(text, "\n\t"), end="", flush=True)
         except KeyboardInterrupt:
             request.cancel()  # enough of this answer
