@@ -83,10 +83,7 @@ class LocalExecutor:
                     pass_fds=fds,
                     start_new_session=True,
                 )
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # too long, with a NUL, or no more processes: as when it is not there
+            except (OSError, ValueError) as error:  # too long, with a NUL, no more processes: as when it is not there
                 output.write(f"cannot start the command: {getattr(error, 'strerror', None) or error}\n")
                 write_json(running.exit_file, {"exit_code": 126})
             else:
