@@ -148,14 +148,16 @@ def chosen(runs: Sequence[Run]) -> list[Run]:
 
 def _common_tokens(runs: Iterable[Run]) -> int | None:
     """The fewest bytes that a finished run saw; if none has finished, that any run saw."""
-    sizes: dict[bool, list[int]] = {True: [], False: []}  # of runs that have ended well, and of others
+    finished: list[int] = []
+    begun: list[int] = []
     for run in runs:
         ended = run.status in ENDED_WELL
         seen = (run.manifest.get("result") or {}).get("bytes_seen") if ended else None
         seen = seen or run.metrics.summary().get("bytes_seen")
         if seen:
-            sizes[ended].append(int(seen))
-    return min(sizes[True] or sizes[False], default=None)
+            of_its_kind = finished if ended else begun
+            of_its_kind.append(int(seen))
+    return min(finished or begun, default=None)
 
 
 def _order(sort: str) -> Any:
